@@ -1,0 +1,32 @@
+# Two commands; each sets up everything it needs in .venv on a machine with Python 3.11+ and make.
+#   make demo   see the method at work: writes and names a picture
+#   make test   lint, types and tests
+.PHONY: demo test slow bench clean
+.DEFAULT_GOAL := demo
+PYTHON ?= python3
+BIN := .venv/bin
+
+demo: .venv/ready
+	$(BIN)/python examples/gaussian.py
+
+test: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q
+
+# Not needed by a newcomer: tests that take minutes, and the cost table of docs/overhead.md.
+slow: .venv/ready
+	$(BIN)/python -m pytest -q -m slow
+
+bench: .venv/ready
+	$(BIN)/python benchmarks/overhead.py
+
+# constraints.txt pins what was tested; without its torch pin, pip would fetch several GB of CUDA packages.
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

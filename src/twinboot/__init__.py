@@ -1,0 +1,13 @@
+"""Twin-Boot: uncertainty-aware optimization via online two-sample bootstrapping."""
+
+from . import resets
+from .bootstrap import Bootstrap
+from .estimate import Estimate
+from .groups import Blocks
+from .loader import PairedLoader
+from .prediction import Prediction
+from .twins import Twins
+
+__version__ = "0.1.0"
+
+__all__ = ["Blocks", "Bootstrap", "Estimate", "PairedLoader", "Prediction", "Twins", "resets"]

@@ -1,0 +1,176 @@
+"""Who sees which sample how often: the resampling of the data, known before training starts.
+
+Each twin has its own bootstrap sample of the n data, drawn once. Two twins leave out about 13.5 % of the data
+altogether, e^-1 of them each: those `unseen` samples are an honest validation set that costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, SupportsIndex
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from . import seeds
+
+Kind = Literal["multinomial", "poisson", "bayesian"]
+KINDS = ("multinomial", "poisson", "bayesian")
+
+
+class Bootstrap:
+    """Bootstrap samples of n data, one per replica, independent of each other.
+
+    Args:
+        n: how many data there are.
+        replicas: how many twins.
+        seed: the same seed gives the same samples.
+        kind: `"multinomial"`: n draws with replacement, as in the paper. `"poisson"`: each count is Poisson(1) on its
+            own, so data that arrive later do not change the counts of the earlier ones. `"bayesian"`: real-valued
+            weights, uniform on the simplex (Rubin); every twin sees every sample, so none is `unseen`.
+        strata: a label per sample; each stratum is resampled within itself, so class shares are kept exactly.
+        clusters: a label per sample; whole clusters are drawn, so what belongs together is seen or unseen together.
+            Within strata, if both are given.
+        block: for series: runs of so many consecutive samples are drawn, round the end (circular block bootstrap).
+
+    >>> bootstrap = Bootstrap(1000)
+    >>> bootstrap.counts.sum(1)
+    tensor([1000, 1000])
+    >>> len(bootstrap.unseen) / 1000
+    0.139
+    """
+
+    def __init__(
+        self,
+        n: SupportsIndex,
+        replicas: int = 2,
+        seed: SupportsIndex = 0,
+        kind: Kind = "multinomial",
+        strata: Sequence[Any] | NDArray[Any] | Tensor | None = None,
+        clusters: Sequence[Any] | NDArray[Any] | Tensor | None = None,
+        block: int | None = None,
+    ) -> None:
+        self.n = _checked_size(n)
+        if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 2:
+            raise ValueError(f"replicas must be a whole number of at least 2, not {replicas!r}.")
+        if kind not in KINDS:
+            raise ValueError(f'unknown kind {kind!r}: use "multinomial", "poisson" or "bayesian".')
+        self.replicas, self.seed, self.kind = replicas, seeds.checked(seed), kind
+        stratum = _codes("strata", strata, self.n)
+        cluster = _codes("clusters", clusters, self.n)
+        if block is not None:
+            _check_block(block, self.n, strata, clusters)
+        drawn = []
+        for r in range(replicas):
+            rng = np.random.default_rng(seeds.derive(self.seed, "bootstrap", r))
+            if block is not None:
+                drawn.append(_draw_blocks(rng, kind, self.n, block))
+            elif cluster is not None:
+                drawn.append(_draw(rng, kind, _strata_of_clusters(stratum, cluster))[cluster])
+            else:
+                drawn.append(_draw(rng, kind, stratum if stratum is not None else np.zeros(self.n, np.int64)))
+        self.counts = torch.from_numpy(np.stack(drawn))
+        if bool((self.counts.sum(1) == 0).any()):
+            raise ValueError("a twin got no sample at all: there is too little data for this kind of resampling.")
+
+    def indices(self, replica: int) -> Tensor:
+        """The bootstrap sample of a twin: indices in ascending order, as often as they were drawn."""
+        if self.kind == "bayesian":
+            raise ValueError(
+                'a bayesian bootstrap has weights, not draws: use counts (resample="counts" in PairedLoader).'
+            )
+        return torch.repeat_interleave(self.counts[replica])
+
+    def out_of_bag(self, replica: int) -> Tensor:
+        """The samples that this twin does not see. After a reset they are no longer unknown to it: see `unseen`."""
+        return (self.counts[replica] == 0).nonzero().squeeze(1)
+
+    @property
+    def unseen(self) -> Tensor:
+        """The samples that no twin ever sees: the only honest ones to validate on, since resets mix what twins know."""
+        return (self.counts == 0).all(0).nonzero().squeeze(1)
+
+    def __repr__(self) -> str:
+        return f"Bootstrap(n={self.n}, replicas={self.replicas}, seed={self.seed}, kind={self.kind!r})"
+
+
+def _draw(rng: np.random.Generator, kind: str, stratum: NDArray[np.int64]) -> NDArray[Any]:
+    """How often each unit (a sample or a cluster) is drawn, within its stratum."""
+    units = len(stratum)
+    if kind == "poisson":
+        return rng.poisson(1.0, units)
+    size = np.bincount(stratum)
+    if kind == "bayesian":
+        weight = rng.standard_exponential(units)
+        return np.asarray(weight * (size / np.bincount(stratum, weight))[stratum])
+    # As many draws as the stratum has units, each of them one of the stratum's units: a draw for each unit's place.
+    order = np.argsort(stratum, kind="stable")
+    start = np.cumsum(size) - size
+    place = start[stratum] + rng.integers(0, size[stratum])
+    return np.bincount(order[place], minlength=units)
+
+
+def _draw_blocks(rng: np.random.Generator, kind: str, n: int, block: int) -> NDArray[Any]:
+    """Circular blocks: how often a block starts at each place, then how many blocks cover each sample."""
+    starts: NDArray[Any]
+    if kind == "poisson":
+        starts = rng.poisson(1 / block, n)
+    elif kind == "bayesian":
+        # Gamma(1 / block) makes the sum over a block's length Exp(1), the weight that single samples have.
+        starts = rng.standard_gamma(1 / block, n)
+        starts = starts * (n / block / starts.sum())
+    else:
+        # n draws in all: whole blocks, and one that is cut short where n is no multiple of their length.
+        starts = np.bincount(rng.integers(0, n, n // block), minlength=n)
+    covered = _cover(starts, block)
+    if kind == "multinomial" and n % block:
+        covered = covered + _cover(np.bincount(rng.integers(0, n, 1), minlength=n), n % block)
+    return covered
+
+
+def _cover(starts: NDArray[Any], length: int) -> NDArray[Any]:
+    """For each sample, how many of the runs of that length that begin at `starts`, round the end, contain it."""
+    wrapped = np.concatenate([starts[len(starts) - length + 1 :], starts])
+    before = np.concatenate([np.zeros(1, wrapped.dtype), np.cumsum(wrapped)])
+    return np.asarray(before[length:] - before[:-length])
+
+
+def _strata_of_clusters(stratum: NDArray[np.int64] | None, cluster: NDArray[np.int64]) -> NDArray[np.int64]:
+    found = np.zeros(cluster.max() + 1, np.int64)
+    if stratum is not None:
+        found[cluster] = stratum
+        if (found[cluster] != stratum).any():
+            raise ValueError("a cluster has samples in more than one stratum: a cluster must lie in one.")
+    if len(found) < 2:
+        raise ValueError("clusters are all the same: there must be at least two to draw from.")
+    return found
+
+
+def _codes(argument: str, values: Any, n: int) -> NDArray[np.int64] | None:
+    if values is None:
+        return None
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if array.shape != (n,):
+        raise ValueError(f"{argument} must hold one label per sample, {n} in all, not an array of shape {array.shape}.")
+    return np.asarray(np.unique(array, return_inverse=True)[1], np.int64)
+
+
+def _check_block(block: int, n: int, strata: object, clusters: object) -> None:
+    if strata is not None or clusters is not None:
+        raise ValueError("block cannot be combined with strata or clusters: a series has one order.")
+    if isinstance(block, bool) or not isinstance(block, int) or not 1 <= block < n:
+        raise ValueError(f"block must be a whole number from 1 to less than the {n} samples, not {block!r}.")
+
+
+def _checked_size(n: SupportsIndex) -> int:
+    try:
+        size = n.__index__()
+    except (AttributeError, TypeError):
+        raise TypeError(f"n must be the number of samples, such as len(dataset), not {n!r}.") from None
+    if size == 0:
+        raise ValueError("the dataset is empty: there is nothing to draw from.")
+    if size < 2:
+        raise ValueError(f"n is {size}, but a bootstrap needs at least 2 samples: from fewer every draw is the same.")
+    return size

@@ -1,0 +1,220 @@
+"""What training leaves: the mean of the twins and one sigma per group, enough to predict with error bars."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.optim.swa_utils import update_bn
+
+from . import files
+from .noise import fill_normal_
+from .partition import Partition
+from .prediction import Moments, Prediction, Task, combine
+from .replicate import Places, mean, replicate, wide
+from .seeds import derive
+
+# Several draws at once pay where a forward pass is mostly overhead; beyond this many weights they do not
+# (benchmarks/overhead.py, "predict").
+_SMALL_MODEL = 2**20
+_WEIGHTS_AT_ONCE = 2**24  # in that case, how many weights of stacked draws to hold
+
+
+class Estimate(nn.Module):
+    """The mean model, with the uncertainty of its weights. Calling it is calling the mean model.
+
+    `module` is a plain instance of your own class, for export. Get one from `Twins.estimate()` or `Estimate.load()`.
+    """
+
+    _sigma: Tensor
+
+    def __init__(self, module: nn.Module, partition: Partition, sigma: Tensor) -> None:
+        super().__init__()
+        self.module = module
+        self.partition = partition
+        self.register_buffer("_sigma", sigma)
+        self.eval()
+
+    @classmethod
+    def of(cls, copies: Sequence[nn.Module], partition: Partition, sigma: Tensor) -> Estimate:
+        """The estimate in the middle of trained copies; frozen parameters are shared with them."""
+        module = replicate(copies[0])
+        names = list(partition.parameter_shapes)
+        trained = zip(*(Places(c, names).read() for c in copies), strict=True)
+        with torch.no_grad():
+            for center, weights in zip(Places(module, names).read(), trained, strict=True):
+                center.copy_(mean(weights))
+            for layer, *others in zip(module.modules(), *(c.modules() for c in copies), strict=True):
+                if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is not None:
+                    # Not the mean model's own statistics, but near them; update_batchnorm gives its own.
+                    for name in ("running_mean", "running_var"):
+                        getattr(layer, name).copy_(mean([getattr(other, name) for other in others]))
+        return cls(module, partition, sigma)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    @property
+    def sigma(self) -> dict[str, Tensor]:
+        """Group name -> sigma: a number, or one per unit, block or label of the group."""
+        return self.partition.named(self._sigma.clone())
+
+    def sample(self, seed: int = 0, scale: float = 1.0) -> nn.Module:
+        """A model of your own class whose weights are a draw from N(mean, (scale * sigma)^2)."""
+        module = replicate(self.module)
+        with torch.no_grad():
+            for name, draw in self._draw(derive(seed, "sample"), scale).items():
+                module.get_parameter(name).copy_(draw)
+        return module
+
+    def predict(
+        self,
+        x: Any,
+        samples: int = 32,
+        task: Task = "classification",
+        *,
+        batch_size: int = 256,
+        scale: float = 1.0,
+        seed: int = 0,
+        vectorize: bool | None = None,
+    ) -> Prediction:
+        """Predict for `x`: a tensor, or a tuple or mapping of tensors, whose first dimension runs over the inputs.
+
+        Args:
+            samples: draws of the weights, each used for all inputs; 0 for the mean model alone.
+            task: `"classification"`: the model gives logits along dimension 1, and probabilities are averaged over
+                the draws. `"regression"`: the model gives values.
+            batch_size: inputs at a time. Memory beyond the result does not grow with the number of inputs.
+            scale: factor on sigma.
+            seed: the same seed gives the same draws.
+            vectorize: several draws at once with `torch.func.vmap`, or one after another; the numbers are the same.
+                None takes the first where it pays and the model allows it, else the second.
+        """
+        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 0 or samples == 1:
+            raise ValueError(f"samples must be 0, for the mean model, or at least 2, for a spread, not {samples!r}.")
+        if task not in ("classification", "regression"):
+            raise ValueError(f'unknown task {task!r}: use "classification" or "regression".')
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, not {batch_size!r}.")
+        chunks = _chunks(x, batch_size, self._sigma.device)
+        draws = [derive(seed, "predict", s) for s in range(samples)]
+        with torch.no_grad(), _evaluating(self.module):
+            if vectorize is None and len(draws) and self.partition.sizes.sum() <= _SMALL_MODEL:
+                try:
+                    return self._predict(chunks, task, draws, scale, vectorize=True)
+                except Exception:  # vmap refuses some models, each in its own way; the loop below judges the rest
+                    pass
+            return self._predict(chunks, task, draws, scale, vectorize=bool(vectorize))
+
+    def _predict(
+        self, chunks: list[Callable[[], Any]], task: Task, draws: list[int], scale: float, vectorize: bool
+    ) -> Prediction:
+        moments = [Moments(task) for _ in chunks]
+        for weights in self._stacks(draws, scale, vectorize):
+            run = vmap(self._run, in_dims=(0, None, None)) if vectorize else self._run
+            for part, chunk in zip(moments, chunks, strict=True):
+                outputs = run(weights, chunk(), task)
+                part.add(outputs if vectorize else outputs.unsqueeze(0))
+        return combine(moments)
+
+    def _stacks(self, draws: list[int], scale: float, vectorize: bool) -> Iterator[dict[str, Tensor]]:
+        """The weights of the draws: one after another, or stacked as many at a time as memory should hold."""
+        if not draws:
+            yield {}
+        elif not vectorize:
+            yield from (self._draw(seed, scale) for seed in draws)
+        else:
+            together = max(1, _WEIGHTS_AT_ONCE // int(self.partition.sizes.sum()))
+            for start in range(0, len(draws), together):
+                stack = [self._draw(seed, scale) for seed in draws[start : start + together]]
+                yield {name: torch.stack([weights[name] for weights in stack]) for name in stack[0]}
+
+    def _draw(self, seed: int, scale: float) -> dict[str, Tensor]:
+        names = list(self.partition.parameter_shapes)
+        centers = [p.detach() for p in Places(self.module, names).read()]
+        noise = [torch.empty_like(wide(c)) for c in centers]
+        fill_normal_(noise, seed)
+        sigmas = self.partition.expand(self._sigma * scale, centers)
+        return {n: (c + s * e).to(c.dtype) for n, c, s, e in zip(names, centers, sigmas, noise, strict=True)}
+
+    def _run(self, weights: dict[str, Tensor], x: Any, task: Task) -> Tensor:
+        args, kwargs = ((), dict(x)) if isinstance(x, Mapping) else (x if isinstance(x, tuple) else (x,), {})
+        output = functional_call(self.module, weights, args, kwargs)
+        if not isinstance(output, Tensor):
+            raise TypeError(f"predict needs a model that returns a tensor, not {type(output).__name__}.")
+        if task == "classification" and (output.ndim < 2 or output.shape[1] < 2):
+            raise ValueError(
+                "classification needs logits of at least two classes along dimension 1, but the model gives shape "
+                f'{tuple(output.shape)}; for values use task="regression".'
+            )
+        return output
+
+    def update_batchnorm(self, loader: Iterable[Any], inputs: Callable[[Any], Tensor] | None = None) -> None:
+        """Give the mean model BatchNorm statistics of its own, in one pass over training inputs (SWA's `update_bn`).
+
+        `loader` gives batches, of which `inputs` picks the model's input: by default the batch itself, or its first
+        tensor. The twins' own statistics belong to other weights; without this call accuracy can collapse.
+        """
+        pick = inputs or _first_tensor
+        device = self._sigma.device
+        update_bn((pick(batch) for batch in loader), self.module, device)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the mean weights, sigma and the groups to a safetensors file."""
+        description, labels = self.partition.describe(), self.partition.labels()
+        files.write(path, self.module.state_dict(), description, self._sigma, labels)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], model: nn.Module) -> Estimate:
+        """Read what `save` wrote, into a copy of `model`: any instance of the class that was trained."""
+        state, description, sigma, labels = files.read(path)
+        module = replicate(model, share_frozen=False)
+        files.fit(state, module, path)
+        device = next(module.parameters()).device
+        return cls(module, Partition.restore(description, labels).to(device), sigma.to(device))
+
+
+def _first_tensor(batch: Any) -> Tensor:
+    while isinstance(batch, (tuple, list)):
+        batch = batch[0]
+    if not isinstance(batch, Tensor):
+        raise TypeError(f"batches are {type(batch).__name__}: say with inputs= which tensor of them the model takes.")
+    return batch
+
+
+def _chunks(x: Any, size: int, device: torch.device) -> list[Callable[[], Any]]:
+    """The inputs in parts of `size`; each part is cut and moved only when it is asked for."""
+    tensors = x.values() if isinstance(x, Mapping) else x if isinstance(x, (tuple, list)) else [x]
+    lengths = {len(t) for t in tensors if isinstance(t, Tensor) and t.ndim}
+    if len(lengths) != 1:
+        raise ValueError(
+            "x must be a tensor, or a tuple or mapping of tensors, with the same number of inputs along dimension 0; "
+            f"found {sorted(lengths) or 'no tensor'}."
+        )
+
+    def cut(start: int) -> Any:
+        def part(t: Any) -> Any:
+            return t[start : start + size].to(device) if isinstance(t, Tensor) and t.ndim else t
+
+        if isinstance(x, Mapping):
+            return {key: part(t) for key, t in x.items()}
+        return tuple(map(part, x)) if isinstance(x, (tuple, list)) else part(x)
+
+    return [lambda start=start: cut(start) for start in range(0, max(lengths.pop(), 1), size)]  # type: ignore[misc]
+
+
+@contextmanager
+def _evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode for the time of the block; each submodule gets back the mode that it had."""
+    modes = {m: m.training for m in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for m, mode in modes.items():
+            m.training = mode

@@ -1,0 +1,106 @@
+"""One estimate in one safetensors file: no pickle, written whole or not at all.
+
+The header names the format and its version and holds the group map; the tensors are `module.<key>` for each entry of
+the mean model's state dict, `sigma`, and `labels.<parameter>` where a parameter's entries are split among sigmas.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+FORMAT = "twinboot.estimate"
+VERSION = 1
+
+
+def write(
+    path: str | os.PathLike[str],
+    state: Mapping[str, Any],
+    description: Mapping[str, Any],
+    sigma: Tensor,
+    labels: Mapping[str, Tensor],
+) -> None:
+    """Write a module's state dict and what belongs to it; a kill at any moment leaves the old file or the new one."""
+    path = Path(path)
+    kept: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}  # tied weights: stored once, under the first of their names
+    stored: dict[tuple[Any, ...], str] = {}
+    for key, value in state.items():
+        if not isinstance(value, Tensor):
+            raise TypeError(
+                f"the model's state holds {key!r} of type {type(value).__name__}; only tensors can be saved."
+            )
+        place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
+        if value.numel() and place in stored:
+            aliases[key] = stored[place]
+        else:
+            stored[place] = key
+            kept[f"module.{key}"] = value.detach().cpu().contiguous().clone()
+    kept["sigma"] = sigma.cpu().clone()
+    kept.update({f"labels.{name}": t.cpu().clone() for name, t in labels.items()})
+    header = {
+        "format": FORMAT,
+        "version": str(VERSION),
+        "partition": json.dumps(dict(description)),
+        "aliases": json.dumps(aliases),
+    }
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        save_file(kept, partial, metadata=header)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any], Tensor, dict[str, Tensor]]:
+    """The state dict, the description of the groups, sigma and the labels that `write` stored."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no estimate at {os.fspath(path)!r}.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            _check(path, header)
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - safe_open is no mapping
+    except SafetensorError as error:
+        raise ValueError(
+            f"{os.fspath(path)!r} is damaged or no safetensors file ({error}): save the estimate again."
+        ) from None
+    state = {key.removeprefix("module."): t for key, t in tensors.items() if key.startswith("module.")}
+    state.update({alias: state[key] for alias, key in json.loads(header["aliases"]).items()})
+    labels = {key.removeprefix("labels."): t for key, t in tensors.items() if key.startswith("labels.")}
+    return state, json.loads(header["partition"]), tensors["sigma"], labels
+
+
+def fit(state: Mapping[str, Tensor], module: torch.nn.Module, path: str | os.PathLike[str]) -> None:
+    """Load a state dict into a module, or say in one sentence what does not fit."""
+    here = module.state_dict()
+    for key in [*state, *here]:
+        saved, wanted = state.get(key), here.get(key)
+        if saved is None or wanted is None or saved.shape != wanted.shape:
+            raise ValueError(
+                f"{os.fspath(path)!r} is of another model: {key!r} is {_shape(saved)} in the file and "
+                f"{_shape(wanted)} in the model given."
+            )
+    module.load_state_dict(dict(state))
+
+
+def _shape(t: Tensor | None) -> str:
+    return "missing" if t is None else f"of shape {tuple(t.shape)}"
+
+
+def _check(path: str | os.PathLike[str], header: Mapping[str, str]) -> None:
+    if header.get("format") != FORMAT:
+        raise ValueError(f"{os.fspath(path)!r} is a safetensors file, but holds no twinboot estimate.")
+    if int(header["version"]) > VERSION:
+        raise ValueError(
+            f"{os.fspath(path)!r} has format version {header['version']}, but this twinboot reads up to {VERSION}: "
+            "upgrade twinboot."
+        )

@@ -1,0 +1,234 @@
+"""One batch per twin from one dataset: each twin goes through its own bootstrap sample, in an order of its own."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, SupportsIndex
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
+
+from . import seeds
+from .bootstrap import Bootstrap
+
+WEIGHT = "weight"  # the key of the counts in batches that are mappings
+Job = tuple[int, list[Tensor]]  # the seed of a step and the indices of each twin's batch
+
+
+class PairedLoader:
+    """Batches for the twins: iterating gives tuples, one batch per twin, and goes through one epoch.
+
+    Args:
+        dataset: map-style, of as many samples as the bootstrap draws from. A `TensorDataset`, or a `Subset` of one, is
+            indexed a whole batch at a time.
+        bootstrap: who sees which sample how often.
+        batch_size: samples per twin and batch.
+        resample: `"draws"`: a sample that was drawn twice comes twice an epoch, as in the paper. `"counts"`: each
+            distinct sample comes once, and its count is added to the batch as the last element, or under the key
+            "weight" if batches are mappings: the same objective at 63 % of the work. Then the loss of a batch is
+            `(weight * loss_per_sample).sum() / weight.sum()`.
+        shuffle: a new order in each epoch, or ascending indices.
+        drop_last: leave out the batches that are not full.
+        seed: of the order and of random transforms in the dataset; by default the bootstrap's.
+        options: of `torch.utils.data.DataLoader`, such as `num_workers`, `collate_fn` or `pin_memory`.
+
+    All twins get the same number of batches. Where they do not have equally many samples ("counts"), the last batches
+    differ in size. The order, and what random transforms of the dataset do, depend on the seed, the epoch and the
+    step alone: not on the number of workers, and not on whether the run was interrupted.
+
+    `state_dict()` after a batch and `load_state_dict()` continue with the next batch. `epoch` counts from 1.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        bootstrap: Bootstrap,
+        batch_size: int,
+        resample: Literal["draws", "counts"] = "draws",
+        *,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        seed: SupportsIndex | None = None,
+        **options: Any,
+    ) -> None:
+        _check(dataset, bootstrap, batch_size, resample, options)
+        self.dataset, self.bootstrap, self.batch_size, self.resample = dataset, bootstrap, batch_size, resample
+        self.shuffle, self.drop_last = shuffle, drop_last
+        self.seed = bootstrap.seed if seed is None else seeds.checked(seed)
+        self.epoch, self.step = 1, 0
+        self._begun = False  # whether this epoch has been iterated over, so that the next iteration is another one
+        if resample == "draws":
+            self._samples = [bootstrap.indices(r) for r in range(bootstrap.replicas)]
+        else:
+            self._samples = [bootstrap.counts[r].nonzero().squeeze(1) for r in range(bootstrap.replicas)]
+        sizes = [len(s) for s in self._samples]
+        self._length = min(sizes) // batch_size if drop_last else -(-max(sizes) // batch_size)
+        if self._length == 0:
+            raise ValueError(f"drop_last leaves no batch: the twins have {min(sizes)} samples, a batch {batch_size}.")
+        weights = bootstrap.counts.to(torch.get_default_dtype()) if resample == "counts" else None
+        fetch = _Fetch(dataset, weights, options.pop("collate_fn", None))
+        # A whole step is one item of an ordinary DataLoader: its workers fetch and collate the batches of all twins.
+        self._loader = DataLoader(
+            fetch,
+            batch_size=None,
+            sampler=_Jobs(self),
+            collate_fn=_unchanged,
+            generator=torch.Generator().manual_seed(seeds.derive(self.seed, "workers")),
+            **options,
+        )
+
+    def __len__(self) -> int:
+        """Batches per twin and epoch."""
+        return self._length
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        if self._begun:
+            self.epoch, self.step = self.epoch + 1, 0
+        self._begun = True
+        epoch = self.epoch
+        for batches in self._loader:
+            self.step += 1
+            yield batches
+        if self.epoch == epoch:
+            self.epoch, self.step, self._begun = epoch + 1, 0, False
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the loader is: after the batch that it gave last."""
+        return {"epoch": self.epoch, "step": self.step, "seed": self.seed, "length": self._length}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on after the batch that was the last one when the state was taken, with the next iteration."""
+        here = self.state_dict()
+        for key in ("seed", "length"):
+            if state[key] != here[key]:
+                raise ValueError(
+                    f"the checkpoint does not fit: the loader's {key} was {state[key]} and is {here[key]}; use the "
+                    "dataset, bootstrap, batch size and seed that it was saved with."
+                )
+        self.epoch, self.step, self._begun = state["epoch"], state["step"], False
+
+    def jobs(self) -> Iterator[Job]:
+        """What is left of the current epoch: for each step its seed and the indices of each twin's batch."""
+        epoch, first = self.epoch, self.step
+        parts = [self._split(self._order(epoch, r)) for r in range(len(self._samples))]
+        for step in range(first, self._length):
+            yield seeds.derive(self.seed, "transforms", epoch, step), [part[step] for part in parts]
+
+    def _order(self, epoch: int, replica: int) -> Tensor:
+        samples = self._samples[replica]
+        if not self.shuffle:
+            return samples
+        generator = torch.Generator().manual_seed(seeds.derive(self.seed, "order", epoch, replica))
+        return samples[torch.randperm(len(samples), generator=generator)]
+
+    def _split(self, order: Tensor) -> tuple[Tensor, ...]:
+        full = order.split(self.batch_size)
+        # A twin with fewer samples than the others, who would run out of full batches too early, gets smaller ones.
+        return full if len(full) >= self._length else order.tensor_split(self._length)
+
+
+class _Jobs:
+    """The DataLoader's sampler: it asks the loader for the rest of the epoch each time that it is iterated over."""
+
+    def __init__(self, loader: PairedLoader) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Job]:
+        return self.loader.jobs()
+
+    def __len__(self) -> int:
+        return len(self.loader) - self.loader.step
+
+
+class _Fetch(Dataset[Any]):
+    """The dataset's side, in the workers: from the indices of a step to its batches."""
+
+    def __init__(
+        self, dataset: Dataset[Any], weights: Tensor | None, collate: Callable[[list[Any]], Any] | None
+    ) -> None:
+        self.dataset, self.weights, self.collate = dataset, weights, collate
+
+    def __getitem__(self, job: Job) -> tuple[Any, ...]:
+        seed, indices = job
+        if self.collate is None and _is_tensors(self.dataset):
+            batches = [_index_tensors(self.dataset, i) for i in indices]
+        else:
+            with _seeded(seed):
+                batches = [self._collate(i.tolist()) for i in indices]
+        if self.weights is None:
+            return tuple(batches)
+        return tuple(_with_weight(batch, w[i]) for batch, w, i in zip(batches, self.weights, indices, strict=True))
+
+    def _collate(self, indices: list[int]) -> Any:
+        if hasattr(self.dataset, "__getitems__"):
+            samples = self.dataset.__getitems__(indices)
+        else:
+            samples = [self.dataset[i] for i in indices]
+        return (self.collate or default_collate)(samples)
+
+
+def _is_tensors(dataset: Any) -> bool:
+    return _is_tensors(dataset.dataset) if type(dataset) is Subset else type(dataset) is TensorDataset
+
+
+def _index_tensors(dataset: Any, indices: Tensor) -> list[Tensor]:
+    if isinstance(dataset, Subset):
+        return _index_tensors(dataset.dataset, torch.as_tensor(dataset.indices)[indices])
+    return [t[indices] for t in dataset.tensors]
+
+
+def _with_weight(batch: Any, weight: Tensor) -> Any:
+    if isinstance(batch, Tensor):
+        return [batch, weight]
+    if isinstance(batch, Mapping):
+        if WEIGHT in batch:
+            raise ValueError(
+                f'batches already have a key "{WEIGHT}", where resample="counts" puts the counts: rename it.'
+            )
+        return {**batch, WEIGHT: weight}
+    if type(batch) in (tuple, list):
+        return type(batch)([*batch, weight])
+    raise TypeError(
+        f'resample="counts" can add counts to tensors, tuples, lists and mappings, not to {type(batch).__name__}.'
+    )
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Random transforms draw from the step's own seed; the global generators are left where they were."""
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002 - what transforms use
+    torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])  # noqa: NPY002
+
+
+def _unchanged(batches: Any) -> Any:
+    return batches
+
+
+def _check(dataset: Any, bootstrap: Bootstrap, batch_size: int, resample: str, options: Mapping[str, Any]) -> None:
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        raise TypeError(
+            "the dataset must be map-style, with len() and indexing: a bootstrap needs to reach each sample."
+        )
+    if len(dataset) == 0:
+        raise ValueError("the dataset is empty: there is nothing to draw from.")
+    if len(dataset) != bootstrap.n:
+        raise ValueError(f"the dataset has {len(dataset)} samples, but the bootstrap draws from {bootstrap.n}.")
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size must be a whole number of at least 1, not {batch_size!r}.")
+    if resample not in ("draws", "counts"):
+        raise ValueError(f'unknown resample {resample!r}: use "draws" or "counts".')
+    for option in ("sampler", "batch_sampler", "generator"):
+        if option in options:
+            raise TypeError(f"{option} cannot be given: the bootstrap and the seed decide which sample comes when.")

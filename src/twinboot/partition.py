@@ -1,0 +1,135 @@
+"""All the sigmas of a model as one flat vector, and what is done along it.
+
+`owners` says, for each parameter, where in that vector it finds its sigmas: an int when all its entries share one, or
+labels that broadcast against the parameter. `sizes` counts the entries behind each sigma: the `D_l` of the paper.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .groups import Assignment, Grouping, assign
+
+Shape = tuple[int, ...]
+
+
+class Partition(nn.Module):
+    """Every trainable entry of a model has exactly one sigma. A module, so that its labels move with the weights."""
+
+    sizes: Tensor
+    _whole_owners: Tensor
+
+    def __init__(
+        self, groups: Mapping[str, Shape], parameters: Mapping[str, Shape], owners: Sequence[int | Tensor]
+    ) -> None:
+        super().__init__()
+        self.groups = {name: tuple(shape) for name, shape in groups.items()}
+        self.parameter_shapes = {name: tuple(shape) for name, shape in parameters.items()}
+        self._whole = {i: owner for i, owner in enumerate(owners) if isinstance(owner, int)}
+        self._labelled = [i for i, owner in enumerate(owners) if isinstance(owner, Tensor)]
+        sizes = torch.zeros(sum(map(math.prod, self.groups.values())), dtype=torch.long)
+        for i, (owner, shape) in enumerate(zip(owners, self.parameter_shapes.values(), strict=True)):
+            if isinstance(owner, int):
+                sizes[owner] += math.prod(shape)
+            else:
+                self.register_buffer(f"labels_{i}", owner, persistent=False)
+                share = math.prod(shape) // owner.numel()  # entries of the parameter that each label stands for
+                sizes.index_add_(0, owner.flatten(), torch.full((owner.numel(),), share))
+        self.register_buffer("sizes", sizes, persistent=False)
+        self.register_buffer(
+            "_whole_owners", torch.tensor(list(self._whole.values()), dtype=torch.long), persistent=False
+        )
+
+    @classmethod
+    def of(cls, model: nn.Module, grouping: str | Grouping) -> Partition:
+        """The partition that a grouping makes of a model's trainable parameters."""
+        assigned = assign(model, grouping)
+        groups = _group_shapes(assigned)
+        starts, start = {}, 0
+        for group, shape in groups.items():
+            starts[group], start = start, start + math.prod(shape)
+        owners = [starts[a.group] if a.labels is None else a.labels + starts[a.group] for a in assigned.values()]
+        partition = cls(groups, {name: tuple(model.get_parameter(name).shape) for name in assigned}, owners)
+        for group, sizes in partition.named(partition.sizes).items():
+            if (empty := (sizes.flatten() == 0).nonzero()).numel():
+                raise ValueError(
+                    f"label {int(empty[0])} of group {group!r} has no entries: use 0, 1, 2, ... without gaps."
+                )
+        return partition
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """A flat vector as group name -> its part, in the group's own shape."""
+        parts = flat.split([math.prod(shape) for shape in self.groups.values()])
+        return {name: part.view(shape) for (name, shape), part in zip(self.groups.items(), parts, strict=True)}
+
+    def expand(self, sigma: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+        """The sigma of each entry: for each parameter a tensor that broadcasts against it, on its device."""
+        single = sigma.unbind()
+        return [
+            single[self._whole[i]].to(p.device) if i in self._whole else sigma[self._labels(i, sigma)].to(p.device)
+            for i, p in enumerate(like)
+        ]
+
+    def sum_of_squares(self, deviations: Sequence[Tensor]) -> Tensor:
+        """Behind each sigma, the sum of its entries' squared deviations, in float32 or better."""
+        wide = [d if d.dtype in (torch.float32, torch.float64) else d.float() for d in deviations]
+        best = torch.float64 if any(d.dtype == torch.float64 for d in wide) else torch.float32
+        total = torch.zeros_like(self.sizes, dtype=best)
+        if self._whole:
+            norms = torch._foreach_norm([wide[i] for i in self._whole])
+            total.index_add_(0, self._whole_owners, torch.stack([n.to(total) for n in norms]).square_())
+        for i in self._labelled:
+            labels = self._labels(i, total)
+            total.index_add_(0, labels.flatten(), wide[i].square().sum_to_size(labels.shape).flatten().to(total))
+        return total
+
+    def _labels(self, i: int, beside: Tensor) -> Tensor:
+        return self.get_buffer(f"labels_{i}").to(beside.device)
+
+    def describe(self) -> dict[str, Any]:
+        """The partition as plain data for JSON; of labels, which are tensors, only a checksum."""
+        return {
+            "parameters": {name: list(shape) for name, shape in self.parameter_shapes.items()},
+            "groups": {name: list(shape) for name, shape in self.groups.items()},
+            "owners": [self._whole.get(i) for i in range(len(self.parameter_shapes))],
+            "labels": {name: zlib.crc32(labels.cpu().numpy().tobytes()) for name, labels in self.labels().items()},
+        }
+
+    def labels(self) -> dict[str, Tensor]:
+        """Parameter name -> labels, for the parameters whose entries are split among several sigmas."""
+        names = list(self.parameter_shapes)
+        return {names[i]: self.get_buffer(f"labels_{i}") for i in self._labelled}
+
+    @classmethod
+    def restore(cls, description: Mapping[str, Any], labels: Mapping[str, Tensor]) -> Partition:
+        """The partition that `describe` and `labels` tell of."""
+        owners = [
+            labels[name] if owner is None else owner
+            for name, owner in zip(description["parameters"], description["owners"], strict=True)
+        ]
+        return cls(description["groups"], description["parameters"], owners)
+
+
+def _group_shapes(assigned: Mapping[str, Assignment]) -> dict[str, Shape]:
+    """Group name -> the shape of its sigmas, in the order in which the groups first appear."""
+    shapes: dict[str, Shape] = {}
+    for parameter, (group, labels, shape) in assigned.items():
+        seen = shapes.get(group)
+        if labels is None:
+            shapes[group] = seen or ()
+        elif shape is None:
+            shapes[group] = (max(int(labels.max()) + 1, math.prod(seen or ())),)
+        elif seen and seen != shape:
+            raise ValueError(f"group {group!r} has shape {seen}, but parameter {parameter!r} wants it as {shape}.")
+        else:
+            shapes[group] = shape
+    return shapes

@@ -1,0 +1,148 @@
+"""What a model says about some inputs, and how sure it is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Task = Literal["classification", "regression"]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The prediction for some inputs, over draws of the weights.
+
+    `mean` and `std` are over the draws, in the shape of the model's output: of class probabilities along dimension 1,
+    or of the predicted values. With `samples=0`, the mean model alone, `std` is 0.
+    """
+
+    task: Task
+    mean: Tensor
+    std: Tensor
+    own_entropy: Tensor | None = None  # classification: the mean of the draws' own entropies
+
+    def __len__(self) -> int:
+        return len(self.mean)
+
+    @property
+    def probs(self) -> Tensor:
+        """Class probabilities, averaged over the draws."""
+        self._only("classification", "probs")
+        return self.mean
+
+    @property
+    def labels(self) -> Tensor:
+        """The most probable class."""
+        return self.probs.argmax(1)
+
+    @property
+    def entropy(self) -> Tensor:
+        """Entropy of `probs` in nats: all doubt about the class. It is `expected_entropy + mutual_information`."""
+        return entropy(self.probs)
+
+    @property
+    def expected_entropy(self) -> Tensor:
+        """The mean of the draws' own entropies: the doubt that would remain if the weights were known."""
+        self._only("classification", "expected_entropy")
+        assert self.own_entropy is not None
+        return self.own_entropy
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """How much the draws disagree, in nats: the doubt that more data could remove. Never negative."""
+        return (self.entropy - self.expected_entropy).clamp(min=0)
+
+    def interval(self, level: float = 0.95, noise: float | Tensor = 0.0) -> tuple[Tensor, Tensor]:
+        """The central interval that holds the value with probability `level`, under a normal distribution.
+
+        `std` knows only the weights' uncertainty: that is the interval of the *expected* value. Give the standard
+        deviation of the measurement `noise` to get the interval of a new measurement. A normal quantile is used
+        because a few dozen draws have no 97.5 % quantile of their own.
+        """
+        self._only("regression", "interval()")
+        if not 0 < level < 1:
+            raise ValueError(f"level must lie between 0 and 1, such as 0.95, not {level!r}.")
+        half = NormalDist().inv_cdf(0.5 + level / 2) * (self.std**2 + noise**2) ** 0.5
+        return self.mean - half, self.mean + half
+
+    def nll(self, target: Tensor, noise: float | Tensor = 0.0) -> Tensor:
+        """Negative log-likelihood of each target: of labels under `probs`, of values under N(mean, std^2 + noise^2)."""
+        if self.task == "classification":
+            labels = self._valid_labels(target).unsqueeze(1)
+            chosen = self.probs.gather(1, labels).squeeze(1)
+            return -chosen.clamp(min=torch.finfo(chosen.dtype).tiny).log()
+        if target.shape != self.mean.shape:
+            raise ValueError(f"the target has shape {tuple(target.shape)}, the prediction {tuple(self.mean.shape)}.")
+        variance = self.std**2 + noise**2
+        return 0.5 * ((target - self.mean) ** 2 / variance + variance.log() + math.log(2 * math.pi))
+
+    def _valid_labels(self, target: Tensor) -> Tensor:
+        classes = self.probs.shape[1]
+        needed = self.probs.shape[:1] + self.probs.shape[2:]
+        if target.shape != needed:
+            raise ValueError(f"the labels have shape {tuple(target.shape)}, but the prediction needs {tuple(needed)}.")
+        if target.is_floating_point():
+            raise TypeError(f"labels must be integers, not {target.dtype}.")
+        wrong = target[(target < 0) | (target >= classes)]
+        if wrong.numel():
+            raise ValueError(
+                f"label {int(wrong[0])} is out of range: the model has {classes} classes, 0 to {classes - 1}."
+            )
+        return target.long()
+
+    def _only(self, task: Task, name: str) -> None:
+        if self.task != task:
+            raise AttributeError(f'{name} is for task="{task}", but this prediction was made with task="{self.task}".')
+
+
+class Moments:
+    """The running mean and spread of a model's outputs over draws of its weights, some draws at a time (Chan's update).
+
+    Draws are never kept, so a prediction holds no more than its result whatever the number of draws.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.draws = 0
+
+    def add(self, outputs: Tensor) -> None:
+        """Outputs of the model along dimension 1, for each of some draws along dimension 0."""
+        values = outputs if outputs.dtype == torch.float64 else outputs.float()
+        own_entropy = None
+        if self.task == "classification":
+            values = values.softmax(2)
+            own_entropy = torch.stack([entropy(v) for v in values]).sum(0)
+        draws, center = len(values), values.mean(0)
+        spread = (values - center).square_().sum(0)
+        if self.draws == 0:
+            self.mean, self.squares, self.own_entropy = center, spread, own_entropy
+        else:
+            shift, total = center - self.mean, self.draws + draws
+            self.mean = self.mean + shift * (draws / total)
+            self.squares = self.squares + spread + shift.square() * (self.draws * draws / total)
+            if own_entropy is not None and self.own_entropy is not None:
+                self.own_entropy = self.own_entropy + own_entropy
+        self.draws += draws
+
+
+def combine(parts: list[Moments]) -> Prediction:
+    """One prediction from the moments of consecutive parts of the inputs."""
+    task, draws = parts[0].task, parts[0].draws
+    entropies = [p.own_entropy / draws for p in parts if p.own_entropy is not None]
+    return Prediction(
+        task,
+        mean=torch.cat([p.mean for p in parts]),
+        std=torch.cat([(p.squares / max(draws - 1, 1)).sqrt_() for p in parts]),
+        own_entropy=torch.cat(entropies) if entropies else None,
+    )
+
+
+def entropy(probs: Tensor) -> Tensor:
+    """Entropy in nats along dimension 1."""
+    terms: Tensor = torch.special.entr(probs)
+    return terms.sum(1)

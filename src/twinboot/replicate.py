@@ -1,0 +1,42 @@
+"""Copies of a model that share what is frozen, and the places where their trainable weights live."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+def replicate(model: nn.Module, share_frozen: bool = True) -> nn.Module:
+    """A copy with trainable weights of its own; frozen parameters are shared with the original."""
+    memo: dict[int, object] = {id(p): p for p in model.parameters() if share_frozen and not p.requires_grad}
+    for module in model.modules():
+        for value in vars(module).values():
+            # The weight that torch.nn.utils.weight_norm (the old, hook-based one) recomputes before each forward pass:
+            # the result of a computation, which PyTorch refuses to copy.
+            if isinstance(value, Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+    return copy.deepcopy(model, memo)
+
+
+class Places:
+    """Where a model keeps some of its parameters: read anew each time, since `.to()` or a load may replace them."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        self._owners = [(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in names]
+
+    def read(self) -> list[Tensor]:
+        return [getattr(module, name) for module, name in self._owners]
+
+
+def wide(t: Tensor) -> Tensor:
+    """The tensor itself in float32 or float64, else a float32 copy: half precision is too coarse for differences."""
+    return t if t.dtype in (torch.float32, torch.float64) else t.float()
+
+
+def mean(copies: Sequence[Tensor]) -> Tensor:
+    """The mean of equally shaped tensors in float32 or better; of equal ones exactly their value."""
+    first = wide(copies[0].detach())
+    return first + sum((wide(c.detach()) - first for c in copies[1:]), torch.zeros_like(first)) / len(copies)

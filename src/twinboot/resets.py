@@ -1,0 +1,107 @@
+"""When to reset the twins: a schedule is a function of the count (of epochs or steps, from 1) that says yes or no.
+
+    due = resets.every(1)
+    for epoch in range(1, epochs + 1):
+        ...
+        if due(epoch):
+            twins.reset()
+
+A schedule keeps no state, so a run that is resumed asks it the same questions and gets the same answers.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Schedule(Protocol):
+    """Anything that answers whether a reset is due at a count; a function of your own will do."""
+
+    def __call__(self, count: int, /) -> bool: ...
+
+
+@dataclass(frozen=True)
+class every:
+    """A reset at each multiple of `interval`: the `K` of Algorithm 1.
+
+    >>> due = every(3)
+    >>> [t for t in range(1, 10) if due(t)]
+    [3, 6, 9]
+    """
+
+    interval: int
+
+    def __post_init__(self) -> None:
+        _positive("every", "interval", self.interval)
+
+    def __call__(self, count: int) -> bool:
+        return count % self.interval == 0
+
+
+@dataclass(frozen=True, init=False)
+class at:
+    """A reset at the counts named, such as the epochs {1, 2, 6, 12} of Appendix A.3.
+
+    >>> due = at(1, 2, 6, 12)
+    >>> [t for t in range(1, 41) if due(t)]
+    [1, 2, 6, 12]
+    """
+
+    counts: tuple[int, ...]
+
+    def __init__(self, *counts: int) -> None:
+        if not counts:
+            raise ValueError("at() needs at least one count; use never() for no reset at all.")
+        for count in counts:
+            _positive("at", "each count", count)
+        object.__setattr__(self, "counts", tuple(sorted(set(counts))))
+
+    def __call__(self, count: int) -> bool:
+        return count in self.counts
+
+
+@dataclass(frozen=True)
+class growing:
+    """Resets that grow rarer: the first at `first`, each interval `factor` times the one before.
+
+    Frequent while the twins could still drift into different basins, rare once they share one (section 3.5).
+
+    >>> due = growing(first=50, factor=1.5)
+    >>> [t for t in range(1, 1000) if due(t)]
+    [50, 125, 238, 406, 659]
+    """
+
+    first: int = 50
+    factor: float = 1.5
+
+    def __post_init__(self) -> None:
+        _positive("growing", "first", self.first)
+        if not 1 <= self.factor < float("inf"):
+            raise ValueError(f"growing() needs a finite factor of at least 1, not {self.factor!r}.")
+
+    def __call__(self, count: int) -> bool:
+        # The n-th reset comes after first * (1 + factor + ... + factor^(n-1)) counts, rounded: increasing in n.
+        due = bisect_left(range(1, count + 1), count, key=self._nth)
+        return due < count and self._nth(due + 1) == count
+
+    def _nth(self, n: int) -> int:
+        try:
+            total = n if self.factor == 1 else (self.factor**n - 1) / (self.factor - 1)
+        except OverflowError:  # so far ahead that no run gets there
+            return 2**62
+        return int(min(self.first * total + 0.5, 2.0**62))
+
+
+@dataclass(frozen=True)
+class never:
+    """No reset: what the paper's second figure shows to fail where there is more than one basin."""
+
+    def __call__(self, count: int) -> bool:
+        return False
+
+
+def _positive(schedule: str, argument: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{schedule}() needs {argument} to be a whole number of at least 1, not {value!r}.")

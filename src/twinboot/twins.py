@@ -1,0 +1,232 @@
+"""Twin-Boot: copies of a model whose distance from each other is their uncertainty.
+
+Algorithm 1 of the paper, and where each line of it is. `w_1`, `w_2` are the twins' weights and `l` runs over groups:
+
+     1  w_1 = w_2 = the model's weights                                 Twins(model)
+     2  D_1, D_2: two bootstrap samples of the data                     Bootstrap(n), PairedLoader(...)
+     3  sigma_l = 0                                                     Twins(model)
+        for each epoch, for each pair of batches (b_1, b_2):
+     6    w~_i = w_i + eps_i,  eps_i ~ N(0, sigma_l^2)                  with twins.sampled():
+     7    L_i = loss of w~_i on b_i                                         your loss
+     8    g_i = gradient of L_i                                             loss.backward()
+     9    w_i = Optimizer(w_i, g_i)                                     optimizer.step()
+    10    sigma_l^2 = ||w_1 - w_2||^2 / (2 D_l)                         twins.update()
+        every K epochs:
+    13    w_1, w_2 ~ N((w_1 + w_2) / 2, sigma_l^2), independently       twins.reset()
+
+With B copies instead of two, line 10 is the sample variance, sum_b ||w_b - mean||^2 / ((B - 1) D_l).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, SupportsIndex
+
+import torch
+from torch import Tensor, nn
+
+from . import seeds
+from .estimate import Estimate
+from .groups import Grouping, trainable
+from .noise import borrowed, fill_normal_, guarded
+from .partition import Partition
+from .replicate import Places, mean, replicate, wide
+
+RESET_MODES = ("sample", "mean", "centered")
+
+
+class Twins(nn.Module):
+    """Copies of a model that train side by side; an ordinary module, so optimizers and the rest need no change.
+
+    Args:
+        model: any module. It is left as it is; the twins are copies. Parameters with `requires_grad=False` are
+            shared by all copies and carry no noise, so freeze before you build the twins. Tied weights stay tied.
+        replicas: how many copies. More than two lower the variance of sigma^2 by 1 / (replicas - 1).
+        groups: which weights share one sigma: `"layer"`, `"tensor"`, `"unit"`, `Blocks(shape)` or a function of
+            (name, parameter); see `twinboot.groups`.
+        seed: of the noise in `sampled` and `reset`. No global generator is read or moved.
+
+    >>> twins = Twins(nn.Linear(3, 1))
+    >>> optimizer = torch.optim.SGD(twins.parameters(), lr=0.1)
+    >>> with twins.sampled():
+    ...     loss = sum((y - 1).square().mean() for y in twins(torch.ones(4, 3), torch.zeros(4, 3)))
+    ...     loss.backward()
+    >>> optimizer.step()
+    >>> twins.update()
+    >>> list(twins.sigma)
+    ['(model)']
+    """
+
+    _sigma: Tensor
+
+    def __init__(
+        self, model: nn.Module, replicas: int = 2, groups: str | Grouping = "layer", seed: SupportsIndex = 0
+    ) -> None:
+        super().__init__()
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}.")
+        if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 2:
+            raise ValueError(f"replicas must be a whole number of at least 2, not {replicas!r}.")
+        names, parameters = zip(*trainable(model), strict=True)
+        self.partition = Partition.of(model, groups).to(parameters[0].device)
+        self.copies = nn.ModuleList(replicate(model) for _ in range(replicas))  # line 1
+        double = any(p.dtype == torch.float64 for p in parameters)
+        zero = self.partition.sizes.new_zeros(len(self.partition), dtype=torch.float64 if double else torch.float32)
+        self.register_buffer("_sigma", zero)  # line 3
+        self._places = [Places(twin, names) for twin in self.copies]
+        self._spare: list[Tensor] = []
+        self._inside = False
+        self._seed = seeds.checked(seed)
+        self._counts = {"draws": 0, "updates": 0, "resets": 0}
+
+    def __len__(self) -> int:
+        return len(self.copies)
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return iter(self.copies)
+
+    def __getitem__(self, index: int) -> nn.Module:
+        return self.copies[index]
+
+    def forward(self, *inputs: Any) -> tuple[Any, ...]:
+        """Each copy on its own input: a tensor, a tuple or list of arguments, or a mapping of keyword arguments."""
+        if len(inputs) != len(self):
+            raise ValueError(f"{len(self)} twins take {len(self)} inputs, one each, but got {len(inputs)}.")
+        return tuple(_call(twin, x) for twin, x in zip(self.copies, inputs, strict=True))
+
+    @property
+    def sigma(self) -> dict[str, Tensor]:
+        """Group name -> sigma as it is now (a snapshot): a number, or one per unit, block or label of the group."""
+        return self.partition.named(self._sigma.clone())
+
+    @contextmanager
+    def sampled(self, scale: float = 1.0, generator: torch.Generator | None = None) -> Iterator[None]:
+        """Inside the block each copy's weights are one draw from N(weights, (scale * sigma)^2): line 6.
+
+        Forward and backward go inside, `optimizer.step()` after it. On leaving, by an exception too, the weights are
+        put back bit for bit. With gradient accumulation a block around each micro-batch draws anew for each, a block
+        around all of them uses one draw for the step.
+        """
+        self._refuse_inside("sampled()")
+        per_copy = self._weights()
+        weights = [w for twin in per_copy for w in twin]
+        if [(t.dtype, t.device) for t in self._spare] != [(w.dtype, w.device) for w in weights]:
+            self._spare = [torch.empty_like(w) for w in weights]
+        clean = self._spare
+        sigmas = self.partition.expand(self._sigma * scale, per_copy[0]) * len(self)
+        self._counts["draws"] += 1
+
+        def perturb() -> None:  # w + sigma * e, in the place of w
+            fill_normal_(weights, self._seed_of("draws"), generator)
+            torch._foreach_mul_(weights, sigmas)
+            torch._foreach_add_(weights, clean)
+
+        with borrowed(weights, clean, perturb), guarded(self.copies, dict(zip(weights, clean, strict=True))):
+            self._inside = True
+            try:
+                yield
+            finally:
+                self._inside = False
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Sigma from how far the copies stand apart (line 10). Call it after each `optimizer.step()`."""
+        self._refuse_inside("update()")
+        first, *others = self._weights()
+        center, total = [wide(w) for w in first], torch.zeros_like(self._sigma)
+        for k, twin in enumerate(others, start=1):  # Welford's recurrence: for two copies the paper's formula itself
+            apart = torch._foreach_sub([wide(w) for w in twin], center)
+            total += self.partition.sum_of_squares(apart) * (k / (k + 1))
+            if k < len(others):
+                center = list(torch._foreach_add(center, torch._foreach_div(apart, k + 1)))
+        self._sigma.copy_((total / (self.partition.sizes * len(others))).sqrt_())
+        self._counts["updates"] += 1
+        if not bool(self._sigma.isfinite().all()):
+            group = next(name for name, sigma in self.sigma.items() if not bool(sigma.isfinite().all()))
+            raise FloatingPointError(
+                f"the weights of group {group!r} are not finite after update {self._counts['updates']}: the loss was "
+                "NaN or infinite, or the step too large; go back to the last checkpoint, with a lower learning rate."
+            )
+
+    @torch.no_grad()
+    def reset(
+        self, mode: Literal["sample", "mean", "centered"] = "sample", generator: torch.Generator | None = None
+    ) -> None:
+        """Bring the copies together again around their mean (line 13). The data of each copy stay the same.
+
+        `"sample"`: all copies independently from N(mean, sigma^2), as in the paper. `"mean"`: all at the mean.
+        `"centered"`: as `"sample"`, given that the mean stays where it is: the distance is kept on average and the
+        mean does not walk. Sigma stays as it is until the next `update()`.
+        """
+        self._refuse_inside("reset()")
+        if mode not in RESET_MODES:
+            raise ValueError(f'unknown reset mode {mode!r}: use "sample", "mean" or "centered".')
+        self._counts["resets"] += 1
+        per_copy = self._weights()
+        sigmas = self.partition.expand(self._sigma, per_copy[0])
+        centers = [mean(copies) for copies in zip(*per_copy, strict=True)]
+        noise = [center.new_zeros(len(self), *center.shape) for center in centers]
+        if mode != "mean":
+            fill_normal_(noise, self._seed_of("resets"), generator)
+        for copies, center, sigma, e in zip(zip(*per_copy, strict=True), centers, sigmas, noise, strict=True):
+            if mode == "centered":
+                e -= e.mean(0)
+            for w, draw in zip(copies, e, strict=True):
+                w.copy_(center + sigma * draw)
+
+    def estimate(self) -> Estimate:
+        """What you keep and ship: the mean of the copies and sigma. The copies go on as they are."""
+        self._refuse_inside("estimate()")
+        return Estimate.of(list(self.copies), copy.deepcopy(self.partition), self._sigma.clone())
+
+    def get_extra_state(self) -> Tensor:
+        state = {"seed": self._seed, "counts": self._counts, "twins": self._describe()}
+        return torch.frombuffer(bytearray(json.dumps(state).encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Any) -> None:
+        saved = json.loads(bytes(state.tolist()))
+        for what, here in self._describe().items():
+            if saved["twins"][what] != here:
+                raise ValueError(
+                    f"the checkpoint does not fit: its {what} are {saved['twins'][what]}, those of these twins {here}; "
+                    "build Twins with the model, replicas and groups that it was saved with."
+                )
+        self._seed, self._counts = saved["seed"], saved["counts"]
+
+    def _describe(self) -> dict[str, Any]:
+        return {"replicas": len(self), **self.partition.describe()}
+
+    def _weights(self) -> list[list[Tensor]]:
+        """For each copy its trainable weights, in the order of the partition."""
+        return [places.read() for places in self._places]
+
+    def _seed_of(self, what: str) -> int:
+        return seeds.derive(self._seed, what, self._counts[what])
+
+    def _refuse_inside(self, call: str) -> None:
+        if self._inside:
+            raise RuntimeError(
+                f"{call} was called inside sampled(), where the weights are noisy: leave the block first."
+            )
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Twins:
+        self._refuse_inside("to()")
+        sigma = self._sigma
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._sigma = sigma.to(self._sigma.device)  # it moves with the weights, but .half() must not make it coarse
+        self._spare = []
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_spare": []}
+
+
+def _call(twin: nn.Module, x: Any) -> Any:
+    if isinstance(x, Mapping):
+        return twin(**x)
+    if isinstance(x, (tuple, list)):
+        return twin(*x)
+    return twin(x)
