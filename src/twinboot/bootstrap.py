@@ -39,7 +39,7 @@ class Bootstrap:
     >>> bootstrap.counts.sum(1)
     tensor([1000, 1000])
     >>> len(bootstrap.unseen) / 1000
-    0.139
+    0.129
     """
 
     def __init__(

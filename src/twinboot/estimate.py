@@ -31,17 +31,14 @@ class Estimate(nn.Module):
     `module` is a plain instance of your own class, for export. Get one from `Twins.estimate()` or `Estimate.load()`.
     """
 
-    _sigma: Tensor
-
-    def __init__(self, module: nn.Module, partition: Partition, sigma: Tensor) -> None:
+    def __init__(self, module: nn.Module, partition: Partition) -> None:
         super().__init__()
         self.module = module
         self.partition = partition
-        self.register_buffer("_sigma", sigma)
         self.eval()
 
     @classmethod
-    def of(cls, copies: Sequence[nn.Module], partition: Partition, sigma: Tensor) -> Estimate:
+    def of(cls, copies: Sequence[nn.Module], partition: Partition) -> Estimate:
         """The estimate in the middle of trained copies; frozen parameters are shared with them."""
         module = replicate(copies[0])
         names = list(partition.parameter_shapes)
@@ -54,7 +51,7 @@ class Estimate(nn.Module):
                     # Not the mean model's own statistics, but near them; update_batchnorm gives its own.
                     for name in ("running_mean", "running_var"):
                         getattr(layer, name).copy_(mean([getattr(other, name) for other in others]))
-        return cls(module, partition, sigma)
+        return cls(module, partition)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
@@ -62,7 +59,7 @@ class Estimate(nn.Module):
     @property
     def sigma(self) -> dict[str, Tensor]:
         """Group name -> sigma: a number, or one per unit, block or label of the group."""
-        return self.partition.named(self._sigma.clone())
+        return self.partition.snapshot()
 
     def sample(self, seed: int = 0, scale: float = 1.0) -> nn.Module:
         """A model of your own class whose weights are a draw from N(mean, (scale * sigma)^2)."""
@@ -101,7 +98,7 @@ class Estimate(nn.Module):
             raise ValueError(f'unknown task {task!r}: use "classification" or "regression".')
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size!r}.")
-        chunks = _chunks(x, batch_size, self._sigma.device)
+        chunks = _chunks(x, batch_size, self.partition.sigma.device)
         draws = [derive(seed, "predict", s) for s in range(samples)]
         with torch.no_grad(), _evaluating(self.module):
             if vectorize is None and len(draws) and self.partition.sizes.sum() <= _SMALL_MODEL:
@@ -139,7 +136,7 @@ class Estimate(nn.Module):
         centers = [p.detach() for p in Places(self.module, names).read()]
         noise = [torch.empty_like(wide(c)) for c in centers]
         fill_normal_(noise, seed)
-        sigmas = self.partition.expand(self._sigma * scale, centers)
+        sigmas = self.partition.expand(centers, scale)
         return {n: (c + s * e).to(c.dtype) for n, c, s, e in zip(names, centers, sigmas, noise, strict=True)}
 
     def _run(self, weights: dict[str, Tensor], x: Any, task: Task) -> Tensor:
@@ -161,22 +158,22 @@ class Estimate(nn.Module):
         tensor. The twins' own statistics belong to other weights; without this call accuracy can collapse.
         """
         pick = inputs or _first_tensor
-        device = self._sigma.device
+        device = self.partition.sigma.device
         update_bn((pick(batch) for batch in loader), self.module, device)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the mean weights, sigma and the groups to a safetensors file."""
-        description, labels = self.partition.describe(), self.partition.labels()
-        files.write(path, self.module.state_dict(), description, self._sigma, labels)
+        partition = self.partition
+        files.write(path, self.module.state_dict(), partition.describe(), partition.labels(), partition.sigma)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: nn.Module) -> Estimate:
         """Read what `save` wrote, into a copy of `model`: any instance of the class that was trained."""
-        state, description, sigma, labels = files.read(path)
+        state, description, labels, sigma = files.read(path)
         module = replicate(model, share_frozen=False)
         files.fit(state, module, path)
-        device = next(module.parameters()).device
-        return cls(module, Partition.restore(description, labels).to(device), sigma.to(device))
+        partition = Partition.restore(description, labels, sigma)
+        return cls(module, partition.to(next(module.parameters()).device))
 
 
 def _first_tensor(batch: Any) -> Tensor:

@@ -25,8 +25,8 @@ def write(
     path: str | os.PathLike[str],
     state: Mapping[str, Any],
     description: Mapping[str, Any],
-    sigma: Tensor,
     labels: Mapping[str, Tensor],
+    sigma: Tensor,
 ) -> None:
     """Write a module's state dict and what belongs to it; a kill at any moment leaves the old file or the new one."""
     path = Path(path)
@@ -60,8 +60,8 @@ def write(
         partial.unlink(missing_ok=True)
 
 
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any], Tensor, dict[str, Tensor]]:
-    """The state dict, the description of the groups, sigma and the labels that `write` stored."""
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Tensor], Tensor]:
+    """The state dict, the description of the groups, the labels and sigma that `write` stored."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no estimate at {os.fspath(path)!r}.")
     try:
@@ -76,13 +76,13 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
     state = {key.removeprefix("module."): t for key, t in tensors.items() if key.startswith("module.")}
     state.update({alias: state[key] for alias, key in json.loads(header["aliases"]).items()})
     labels = {key.removeprefix("labels."): t for key, t in tensors.items() if key.startswith("labels.")}
-    return state, json.loads(header["partition"]), tensors["sigma"], labels
+    return state, json.loads(header["partition"]), labels, tensors["sigma"]
 
 
 def fit(state: Mapping[str, Tensor], module: torch.nn.Module, path: str | os.PathLike[str]) -> None:
     """Load a state dict into a module, or say in one sentence what does not fit."""
     here = module.state_dict()
-    for key in [*state, *here]:
+    for key in [*here, *state]:
         saved, wanted = state.get(key), here.get(key)
         if saved is None or wanted is None or saved.shape != wanted.shape:
             raise ValueError(

@@ -36,8 +36,8 @@ class PairedLoader:
         seed: of the order and of random transforms in the dataset; by default the bootstrap's.
         options: of `torch.utils.data.DataLoader`, such as `num_workers`, `collate_fn` or `pin_memory`.
 
-    All twins get the same number of batches. Where they do not have equally many samples ("counts"), the last batches
-    differ in size. The order, and what random transforms of the dataset do, depend on the seed, the epoch and the
+    All twins get the same number of batches. Where they do not have equally many samples ("counts"), batches may differ
+    in size. The order, and what random transforms of the dataset do, depend on the seed, the epoch and the
     step alone: not on the number of workers, and not on whether the run was interrupted.
 
     `state_dict()` after a batch and `load_state_dict()` continue with the next batch. `epoch` counts from 1.
@@ -66,7 +66,8 @@ class PairedLoader:
         else:
             self._samples = [bootstrap.counts[r].nonzero().squeeze(1) for r in range(bootstrap.replicas)]
         sizes = [len(s) for s in self._samples]
-        self._length = min(sizes) // batch_size if drop_last else -(-max(sizes) // batch_size)
+        # As many batches as the largest sample fills, but no more than the smallest has samples: none may be empty.
+        self._length = min(sizes) // batch_size if drop_last else min(-(-max(sizes) // batch_size), min(sizes))
         if self._length == 0:
             raise ValueError(f"drop_last leaves no batch: the twins have {min(sizes)} samples, a batch {batch_size}.")
         weights = bootstrap.counts.to(torch.get_default_dtype()) if resample == "counts" else None
@@ -126,9 +127,9 @@ class PairedLoader:
         return samples[torch.randperm(len(samples), generator=generator)]
 
     def _split(self, order: Tensor) -> tuple[Tensor, ...]:
-        full = order.split(self.batch_size)
-        # A twin with fewer samples than the others, who would run out of full batches too early, gets smaller ones.
-        return full if len(full) >= self._length else order.tensor_split(self._length)
+        full: tuple[Tensor, ...] = order.split(self.batch_size)
+        # Where full batches would be too few or too many for all twins to have equally many, even ones replace them.
+        return full if self.drop_last or len(full) == self._length else order.tensor_split(self._length)
 
 
 class _Jobs:

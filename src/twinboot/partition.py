@@ -1,4 +1,4 @@
-"""All the sigmas of a model as one flat vector, and what is done along it.
+"""All the sigmas of a model in one flat vector, and what is done along it.
 
 `owners` says, for each parameter, where in that vector it finds its sigmas: an int when all its entries share one, or
 labels that broadcast against the parameter. `sizes` counts the entries behind each sigma: the `D_l` of the paper.
@@ -22,11 +22,16 @@ Shape = tuple[int, ...]
 class Partition(nn.Module):
     """Every trainable entry of a model has exactly one sigma. A module, so that its labels move with the weights."""
 
+    sigma: Tensor
     sizes: Tensor
     _whole_owners: Tensor
 
     def __init__(
-        self, groups: Mapping[str, Shape], parameters: Mapping[str, Shape], owners: Sequence[int | Tensor]
+        self,
+        groups: Mapping[str, Shape],
+        parameters: Mapping[str, Shape],
+        owners: Sequence[int | Tensor],
+        sigma: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.groups = {name: tuple(shape) for name, shape in groups.items()}
@@ -41,6 +46,7 @@ class Partition(nn.Module):
                 self.register_buffer(f"labels_{i}", owner, persistent=False)
                 share = math.prod(shape) // owner.numel()  # entries of the parameter that each label stands for
                 sizes.index_add_(0, owner.flatten(), torch.full((owner.numel(),), share))
+        self.register_buffer("sigma", torch.zeros(len(sizes)) if sigma is None else sigma)
         self.register_buffer("sizes", sizes, persistent=False)
         self.register_buffer(
             "_whole_owners", torch.tensor(list(self._whole.values()), dtype=torch.long), persistent=False
@@ -55,13 +61,16 @@ class Partition(nn.Module):
         for group, shape in groups.items():
             starts[group], start = start, start + math.prod(shape)
         owners = [starts[a.group] if a.labels is None else a.labels + starts[a.group] for a in assigned.values()]
-        partition = cls(groups, {name: tuple(model.get_parameter(name).shape) for name in assigned}, owners)
+        parameters = {name: model.get_parameter(name) for name in assigned}
+        best = torch.float64 if any(p.dtype == torch.float64 for p in parameters.values()) else torch.float32
+        sigma = torch.zeros(start, dtype=best)
+        partition = cls(groups, {name: tuple(p.shape) for name, p in parameters.items()}, owners, sigma)
         for group, sizes in partition.named(partition.sizes).items():
             if (empty := (sizes.flatten() == 0).nonzero()).numel():
                 raise ValueError(
                     f"label {int(empty[0])} of group {group!r} has no entries: use 0, 1, 2, ... without gaps."
                 )
-        return partition
+        return partition.to(next(iter(parameters.values())).device)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -71,8 +80,13 @@ class Partition(nn.Module):
         parts = flat.split([math.prod(shape) for shape in self.groups.values()])
         return {name: part.view(shape) for (name, shape), part in zip(self.groups.items(), parts, strict=True)}
 
-    def expand(self, sigma: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    def snapshot(self) -> dict[str, Tensor]:
+        """Group name -> its sigmas as they are now."""
+        return self.named(self.sigma.clone())
+
+    def expand(self, like: Sequence[Tensor], scale: float = 1.0) -> list[Tensor]:
         """The sigma of each entry: for each parameter a tensor that broadcasts against it, on its device."""
+        sigma = self.sigma * scale
         single = sigma.unbind()
         return [
             single[self._whole[i]].to(p.device) if i in self._whole else sigma[self._labels(i, sigma)].to(p.device)
@@ -92,6 +106,12 @@ class Partition(nn.Module):
             total.index_add_(0, labels.flatten(), wide[i].square().sum_to_size(labels.shape).flatten().to(total))
         return total
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Partition:
+        sigma = self.sigma
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.sigma = sigma.to(self.sigma.device)  # it moves with the weights, but .half() must not make it coarse
+        return self
+
     def _labels(self, i: int, beside: Tensor) -> Tensor:
         return self.get_buffer(f"labels_{i}").to(beside.device)
 
@@ -110,13 +130,13 @@ class Partition(nn.Module):
         return {names[i]: self.get_buffer(f"labels_{i}") for i in self._labelled}
 
     @classmethod
-    def restore(cls, description: Mapping[str, Any], labels: Mapping[str, Tensor]) -> Partition:
-        """The partition that `describe` and `labels` tell of."""
+    def restore(cls, description: Mapping[str, Any], labels: Mapping[str, Tensor], sigma: Tensor) -> Partition:
+        """The partition that `describe`, `labels` and `sigma` tell of."""
         owners = [
             labels[name] if owner is None else owner
             for name, owner in zip(description["parameters"], description["owners"], strict=True)
         ]
-        return cls(description["groups"], description["parameters"], owners)
+        return cls(description["groups"], description["parameters"], owners, sigma)
 
 
 def _group_shapes(assigned: Mapping[str, Assignment]) -> dict[str, Shape]:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from . import seeds
 from .estimate import Estimate
-from .groups import Grouping, trainable
+from .groups import Grouping
 from .noise import borrowed, fill_normal_, guarded
 from .partition import Partition
 from .replicate import Places, mean, replicate, wide
@@ -60,8 +60,6 @@ class Twins(nn.Module):
     ['(model)']
     """
 
-    _sigma: Tensor
-
     def __init__(
         self, model: nn.Module, replicas: int = 2, groups: str | Grouping = "layer", seed: SupportsIndex = 0
     ) -> None:
@@ -70,13 +68,9 @@ class Twins(nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}.")
         if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 2:
             raise ValueError(f"replicas must be a whole number of at least 2, not {replicas!r}.")
-        names, parameters = zip(*trainable(model), strict=True)
-        self.partition = Partition.of(model, groups).to(parameters[0].device)
         self.copies = nn.ModuleList(replicate(model) for _ in range(replicas))  # line 1
-        double = any(p.dtype == torch.float64 for p in parameters)
-        zero = self.partition.sizes.new_zeros(len(self.partition), dtype=torch.float64 if double else torch.float32)
-        self.register_buffer("_sigma", zero)  # line 3
-        self._places = [Places(twin, names) for twin in self.copies]
+        self.partition = Partition.of(model, groups)  # line 3: it holds sigma, which is 0
+        self._places = [Places(twin, list(self.partition.parameter_shapes)) for twin in self.copies]
         self._spare: list[Tensor] = []
         self._inside = False
         self._seed = seeds.checked(seed)
@@ -100,7 +94,7 @@ class Twins(nn.Module):
     @property
     def sigma(self) -> dict[str, Tensor]:
         """Group name -> sigma as it is now (a snapshot): a number, or one per unit, block or label of the group."""
-        return self.partition.named(self._sigma.clone())
+        return self.partition.snapshot()
 
     @contextmanager
     def sampled(self, scale: float = 1.0, generator: torch.Generator | None = None) -> Iterator[None]:
@@ -116,7 +110,7 @@ class Twins(nn.Module):
         if [(t.dtype, t.device) for t in self._spare] != [(w.dtype, w.device) for w in weights]:
             self._spare = [torch.empty_like(w) for w in weights]
         clean = self._spare
-        sigmas = self.partition.expand(self._sigma * scale, per_copy[0]) * len(self)
+        sigmas = self.partition.expand(per_copy[0], scale) * len(self)
         self._counts["draws"] += 1
 
         def perturb() -> None:  # w + sigma * e, in the place of w
@@ -136,15 +130,15 @@ class Twins(nn.Module):
         """Sigma from how far the copies stand apart (line 10). Call it after each `optimizer.step()`."""
         self._refuse_inside("update()")
         first, *others = self._weights()
-        center, total = [wide(w) for w in first], torch.zeros_like(self._sigma)
+        center, total = [wide(w) for w in first], torch.zeros_like(self.partition.sigma)
         for k, twin in enumerate(others, start=1):  # Welford's recurrence: for two copies the paper's formula itself
             apart = torch._foreach_sub([wide(w) for w in twin], center)
             total += self.partition.sum_of_squares(apart) * (k / (k + 1))
             if k < len(others):
                 center = list(torch._foreach_add(center, torch._foreach_div(apart, k + 1)))
-        self._sigma.copy_((total / (self.partition.sizes * len(others))).sqrt_())
+        self.partition.sigma.copy_((total / (self.partition.sizes * len(others))).sqrt_())
         self._counts["updates"] += 1
-        if not bool(self._sigma.isfinite().all()):
+        if not bool(self.partition.sigma.isfinite().all()):
             group = next(name for name, sigma in self.sigma.items() if not bool(sigma.isfinite().all()))
             raise FloatingPointError(
                 f"the weights of group {group!r} are not finite after update {self._counts['updates']}: the loss was "
@@ -166,7 +160,7 @@ class Twins(nn.Module):
             raise ValueError(f'unknown reset mode {mode!r}: use "sample", "mean" or "centered".')
         self._counts["resets"] += 1
         per_copy = self._weights()
-        sigmas = self.partition.expand(self._sigma, per_copy[0])
+        sigmas = self.partition.expand(per_copy[0])
         centers = [mean(copies) for copies in zip(*per_copy, strict=True)]
         noise = [center.new_zeros(len(self), *center.shape) for center in centers]
         if mode != "mean":
@@ -180,7 +174,7 @@ class Twins(nn.Module):
     def estimate(self) -> Estimate:
         """What you keep and ship: the mean of the copies and sigma. The copies go on as they are."""
         self._refuse_inside("estimate()")
-        return Estimate.of(list(self.copies), copy.deepcopy(self.partition), self._sigma.clone())
+        return Estimate.of(list(self.copies), copy.deepcopy(self.partition))
 
     def get_extra_state(self) -> Tensor:
         state = {"seed": self._seed, "counts": self._counts, "twins": self._describe()}
@@ -214,9 +208,7 @@ class Twins(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Twins:
         self._refuse_inside("to()")
-        sigma = self._sigma
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._sigma = sigma.to(self._sigma.device)  # it moves with the weights, but .half() must not make it coarse
         self._spare = []
         return self
 

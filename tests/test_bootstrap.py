@@ -1,0 +1,188 @@
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinboot import Bootstrap
+
+KINDS = ["multinomial", "poisson", "bayesian"]
+seeds = st.integers(0, 2**40)
+
+
+@given(n=st.integers(2, 300), replicas=st.integers(2, 5), seed=seeds)
+def test_multinomial_counts_sum_to_n(n: int, replicas: int, seed: int) -> None:
+    bootstrap = Bootstrap(n, replicas, seed)
+    assert bootstrap.counts.shape == (replicas, n)
+    assert bootstrap.counts.min() >= 0
+    assert bootstrap.counts.sum(1).tolist() == [n] * replicas
+
+
+@given(n=st.integers(2, 300), seed=seeds)
+def test_bayesian_weights_are_positive_and_sum_to_n(n: int, seed: int) -> None:
+    counts = Bootstrap(n, seed=seed, kind="bayesian").counts
+    assert counts.min() > 0
+    assert counts.sum(1).tolist() == pytest.approx([n, n])
+
+
+@given(n=st.integers(2, 300), replicas=st.integers(2, 4), seed=seeds, kind=st.sampled_from(["multinomial", "poisson"]))
+def test_indices_out_of_bag_and_unseen_agree_with_counts(n: int, replicas: int, seed: int, kind: Any) -> None:
+    try:
+        bootstrap = Bootstrap(n, replicas, seed, kind)
+    except ValueError:  # a poisson sample of very few data may be empty
+        assert kind == "poisson"
+        assert n < 30
+        return
+    seen: set[int] = set()
+    for r in range(replicas):
+        drawn = bootstrap.indices(r)
+        assert torch.equal(torch.bincount(drawn, minlength=n), bootstrap.counts[r])
+        assert set(drawn.tolist()) | set(bootstrap.out_of_bag(r).tolist()) == set(range(n))
+        assert not set(drawn.tolist()) & set(bootstrap.out_of_bag(r).tolist())
+        seen |= set(drawn.tolist())
+    assert set(bootstrap.unseen.tolist()) == set(range(n)) - seen
+
+
+@given(labels=st.lists(st.sampled_from("abcd"), min_size=2, max_size=80), seed=seeds)
+def test_strata_keep_their_shares(labels: list[str], seed: int) -> None:
+    for kind in ("multinomial", "bayesian"):
+        counts = Bootstrap(len(labels), seed=seed, kind=kind, strata=labels).counts.numpy()  # type: ignore[arg-type]
+        for label in set(labels):
+            here = np.array(labels) == label
+            assert counts[:, here].sum(1) == pytest.approx(here.sum())
+
+
+@given(labels=st.lists(st.integers(0, 6), min_size=2, max_size=80).filter(lambda c: len(set(c)) > 1), seed=seeds)
+def test_clusters_are_drawn_whole(labels: list[int], seed: int) -> None:
+    counts = Bootstrap(len(labels), seed=seed, clusters=torch.tensor(labels)).counts
+    per_cluster = []
+    for label in set(labels):
+        of_cluster = counts[:, [i for i, c in enumerate(labels) if c == label]]
+        assert (of_cluster == of_cluster[:, :1]).all()
+        per_cluster.append(of_cluster[:, 0])
+    assert torch.stack(per_cluster).sum(0).tolist() == [len(per_cluster)] * 2
+
+
+def test_clusters_within_strata_keep_both() -> None:
+    clusters = [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    strata = [0, 0, 0, 0, 0, 0, 1, 1, 1, 1]
+    for seed in range(50):
+        counts = Bootstrap(10, seed=seed, clusters=clusters, strata=strata).counts
+        assert (counts[:, ::2] == counts[:, 1::2]).all()
+        assert counts[:, :6:2].sum(1).tolist() == [3, 3]
+        assert counts[:, 6::2].sum(1).tolist() == [2, 2]
+
+
+@given(n=st.integers(3, 120), block=st.integers(1, 40), seed=seeds)
+def test_blocks_are_runs_round_the_end_and_sum_to_n(n: int, block: int, seed: int) -> None:
+    if block >= n:
+        return
+    counts = Bootstrap(n, seed=seed, block=block).counts
+    assert counts.sum(1).tolist() == [n, n]
+    # Each run begins once and ends once; the blocks, and the one that is cut short, are all the runs there are.
+    rises = (counts - counts.roll(1, 1)).clamp(min=0).sum(1)
+    assert (rises <= math.ceil(n / block)).all()
+
+
+def standard_error_test(values: np.ndarray, expected: float, spread: float) -> None:
+    """Within four standard errors of the closed form."""
+    assert abs(values.mean() - expected) < 4 * spread / math.sqrt(values.size)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("block", [None, 5])
+def test_every_sample_has_mean_weight_one_and_the_kinds_variance(kind: Any, block: int | None) -> None:
+    n, seeds = 60, 4000
+    counts = np.stack([Bootstrap(n, seed=s, kind=kind, block=block).counts[0].numpy() for s in range(seeds)]).astype(
+        float
+    )
+    draws = n / (block or 1)
+    # Counts: Binomial(draws, 1 / draws), Poisson(1), and n times a Beta(a, n a - a) with a = 1 / block.
+    variance = {"multinomial": 1 - 1 / draws, "poisson": 1.0, "bayesian": (draws - 1) / (draws + 1)}[kind]
+    one = counts[:, 7]
+    standard_error_test(one, 1.0, math.sqrt(variance))
+    fourth = ((one - 1) ** 4).mean()
+    standard_error_test((one - 1) ** 2, variance, math.sqrt(fourth))
+
+
+def test_neighbours_in_a_block_share_their_fate() -> None:
+    n, block, seeds = 60, 5, 4000
+    counts = np.stack([Bootstrap(n, seed=s, block=block).counts[0].numpy() for s in range(seeds)]).astype(float) - 1
+    # Of the `block` starts that cover a sample, block - k cover its k-th neighbour too.
+    draws = n / block
+    for lag in (1, 2, 4, 5, 9):
+        shared = max(block - lag, 0) / block
+        products = counts[:, 7] * counts[:, 7 + lag]
+        standard_error_test(products, shared - 1 / draws, products.std())
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_unseen_is_the_share_that_theory_gives(replicas: int) -> None:
+    n = 20_000
+    shares = np.array([len(Bootstrap(n, replicas, seed).unseen) / n for seed in range(30)])
+    p = (1 - 1 / n) ** (n * replicas)
+    standard_error_test(shares, p, math.sqrt(p * (1 - p) / n))
+
+
+def test_poisson_counts_of_early_data_do_not_change_when_more_arrive() -> None:
+    early, late = Bootstrap(50, seed=3, kind="poisson"), Bootstrap(80, seed=3, kind="poisson")
+    assert torch.equal(early.counts, late.counts[:, :50])
+
+
+def test_same_seed_same_sample_and_replicas_and_seeds_differ() -> None:
+    assert torch.equal(Bootstrap(100, seed=5).counts, Bootstrap(100, seed=5).counts)
+    assert not torch.equal(Bootstrap(100, seed=5).counts, Bootstrap(100, seed=6).counts)
+    counts = Bootstrap(100, replicas=3, seed=5).counts
+    assert not torch.equal(counts[0], counts[1])
+    assert torch.equal(counts[:2], Bootstrap(100, seed=5).counts)  # more replicas leave the first ones as they were
+
+
+def test_no_global_generator_is_read_or_moved() -> None:
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index, union-attr]  # noqa: NPY002
+    Bootstrap(100)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert (before[1] == np.random.get_state()[1]).all()  # type: ignore[index]  # noqa: NPY002
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "sentence"),
+    [
+        ({"n": 0}, ValueError, "the dataset is empty"),
+        ({"n": 1}, ValueError, "n is 1, but a bootstrap needs at least 2 samples"),
+        ({"n": -4}, ValueError, "n is -4, but a bootstrap needs at least 2 samples"),
+        ({"n": [1, 2, 3]}, TypeError, r"n must be the number of samples, such as len\(dataset\)"),
+        ({"n": 9, "replicas": 1}, ValueError, "replicas must be a whole number of at least 2, not 1"),
+        ({"n": 9, "kind": "jackknife"}, ValueError, "unknown kind 'jackknife': use \"multinomial\""),
+        ({"n": 9, "strata": [0, 1]}, ValueError, r"strata must hold one label per sample, 9 in all, not .* \(2,\)"),
+        ({"n": 9, "clusters": torch.zeros(9, 2)}, ValueError, "clusters must hold one label per sample"),
+        ({"n": 4, "clusters": [1, 1, 1, 1]}, ValueError, "clusters are all the same"),
+        ({"n": 4, "clusters": [0, 0, 1, 1], "strata": [0, 1, 1, 1]}, ValueError, "a cluster must lie in one"),
+        ({"n": 4, "block": 4}, ValueError, "block must be a whole number from 1 to less than the 4 samples, not 4"),
+        ({"n": 4, "block": 2, "strata": [0, 0, 1, 1]}, ValueError, "block cannot be combined with strata or clusters"),
+    ],
+)
+def test_bad_input_gets_a_sentence(arguments: dict[str, Any], error: type[Exception], sentence: str) -> None:
+    with pytest.raises(error, match=sentence):
+        Bootstrap(**arguments)
+
+
+def test_bayesian_weights_have_no_indices() -> None:
+    with pytest.raises(ValueError, match="a bayesian bootstrap has weights, not draws"):
+        Bootstrap(9, kind="bayesian").indices(0)
+
+
+def test_a_twin_without_any_sample_is_refused() -> None:
+    empty = next(s for s in range(1000) if Bootstrap_would_be_empty(s))
+    with pytest.raises(ValueError, match="a twin got no sample at all"):
+        Bootstrap(2, seed=empty, kind="poisson")
+
+
+def Bootstrap_would_be_empty(seed: int) -> bool:  # noqa: N802
+    try:
+        Bootstrap(2, seed=seed, kind="poisson")
+    except ValueError:
+        return True
+    return False

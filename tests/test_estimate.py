@@ -1,0 +1,267 @@
+import tracemalloc
+from typing import Any
+
+import pytest
+import torch
+from loops import assert_same_bits, classes, mlp, pairs, seeded, train
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from torch.utils.data import DataLoader
+
+from twinboot import Blocks, Estimate, Prediction, Twins
+
+
+def trained(model: nn.Module | None = None, **options: Any) -> Twins:
+    twins = Twins(model or mlp(), **options)
+    train(twins, pairs(), torch.optim.Adam(twins.parameters(), 5e-2))
+    return twins
+
+
+X = classes(n=23, seed=8).tensors[0]
+
+
+def assert_close(first: Prediction, second: Prediction) -> None:
+    torch.testing.assert_close(first.mean, second.mean)
+    torch.testing.assert_close(first.std, second.std, rtol=1e-4, atol=1e-6)
+
+
+def test_the_mean_model_has_the_mean_weights_in_the_users_own_class() -> None:
+    twins = Twins(mlp(), replicas=3)
+    train(twins, pairs(replicas=3), torch.optim.Adam(twins.parameters(), 5e-2))
+    estimate = twins.estimate()
+    assert type(estimate.module) is nn.Sequential
+    for p, *copies in zip(estimate.module.parameters(), *(t.parameters() for t in twins), strict=True):
+        torch.testing.assert_close(p, torch.stack([c.detach() for c in copies]).mean(0))
+    assert_same_bits(estimate(X), estimate.module(X))
+    assert not estimate.training
+    assert_same_bits(estimate.sigma, twins.sigma)
+
+
+def test_the_estimate_does_not_change_when_the_twins_go_on() -> None:
+    twins = trained()
+    estimate = twins.estimate()
+    before = estimate.predict(X, samples=4)
+    train(twins, pairs(), torch.optim.Adam(twins.parameters(), 5e-2))
+    assert_same_bits(estimate.predict(X, samples=4).mean, before.mean)
+
+
+def test_zero_samples_is_the_mean_model() -> None:
+    estimate = trained().estimate()
+    prediction = estimate.predict(X, samples=0)
+    torch.testing.assert_close(prediction.probs, estimate(X).softmax(1).detach())
+    assert (prediction.std == 0).all()
+    torch.testing.assert_close(prediction.mutual_information, torch.zeros(23), atol=1e-6, rtol=0)
+    values = estimate.predict(X, samples=0, task="regression")
+    torch.testing.assert_close(values.mean, estimate(X).detach())
+
+
+def test_draws_have_the_mean_and_the_variance_of_their_group() -> None:
+    twins = Twins(nn.Linear(30, 20), groups="tensor")
+    twins.partition.sigma.copy_(torch.tensor([0.3, 2.0]))
+    estimate = twins.estimate()
+    models = [estimate.sample(seed) for seed in range(200)]
+    for name, sigma in [("weight", 0.3), ("bias", 2.0)]:
+        draws = torch.stack([m.get_parameter(name).detach() for m in models]) - twins[0].get_parameter(name).detach()
+        n = draws.numel()
+        assert abs(draws.mean()) < 4 * sigma / n**0.5
+        assert abs(draws.var() / sigma**2 - 1) < 4 * (2 / n) ** 0.5
+    assert_same_bits(estimate.sample(3).state_dict(), estimate.sample(3).state_dict())
+    assert type(models[0]) is nn.Linear
+
+
+def test_a_linear_models_prediction_has_the_variance_of_the_closed_form() -> None:
+    twins = Twins(nn.Linear(5, 1))
+    twins.partition.sigma.fill_(0.2)
+    x = torch.randn(6, 5, generator=seeded(0))
+    samples = 4000
+    prediction = twins.estimate().predict(x, samples, task="regression")
+    exact = 0.2**2 * (x.square().sum(1) + 1)  # the bias too
+    assert ((prediction.std[:, 0].square() / exact - 1).abs() < 4 * (2 / samples) ** 0.5).all()
+    doubled = twins.estimate().predict(x, samples, task="regression", scale=2.0)
+    torch.testing.assert_close(doubled.std, 2 * prediction.std, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+@pytest.mark.parametrize("groups", ["layer", "unit"])
+def test_vmap_and_loop_give_the_same_numbers(task: Any, groups: str) -> None:
+    estimate = trained(groups=groups).estimate()
+    together = estimate.predict(X, 9, task, vectorize=True)
+    assert_close(together, estimate.predict(X, 9, task, vectorize=False))
+    assert_close(together, estimate.predict(X, 9, task))
+    assert (together.std > 0).all()
+
+
+def test_chunks_and_stacks_do_not_change_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    estimate = trained().estimate()
+    whole = estimate.predict(X, 7)
+    for batch_size in (1, 5, 23):
+        assert_close(estimate.predict(X, 7, batch_size=batch_size), whole)
+    monkeypatch.setattr("twinboot.estimate._WEIGHTS_AT_ONCE", 140)  # two draws of the 67 weights at a time
+    assert_close(estimate.predict(X, 7), whole)
+
+
+def test_memory_does_not_grow_with_the_number_of_inputs() -> None:
+    class Watching(nn.Module):
+        """Says how many numbers it was asked to work on at once."""
+
+        largest = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            Watching.largest = max(Watching.largest, len(x))
+            return self.layer(x)
+
+    estimate = Twins(Watching()).estimate()
+    tracemalloc.start()
+    for n in (1000, 4000):
+        estimate.predict(torch.zeros(n, 2), samples=16, batch_size=64, vectorize=False)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert Watching.largest == 64
+    assert peak < 2**20  # Python's own objects: a few per chunk, none per draw and input
+
+
+def test_models_that_vmap_refuses_are_looped_over() -> None:
+    class Branching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.layer(x)
+            return y if y.sum() > 0 else -y  # control flow on values
+
+    estimate = trained(Branching()).estimate()
+    assert_close(estimate.predict(X, 5), estimate.predict(X, 5, vectorize=False))
+    with pytest.raises(RuntimeError):
+        estimate.predict(X, 5, vectorize=True)
+
+
+def test_inputs_may_be_tuples_or_mappings() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, a: Tensor, b: Tensor, factor: float = 1.0) -> Tensor:
+            return factor * self.layer(a) + b
+
+    estimate = Twins(Two()).estimate()
+    b = torch.ones(23, 3)
+    expected = estimate(X, b).softmax(1).detach()
+    for x in [(X, b), [X, b], {"a": X, "b": b, "factor": 1.0}]:
+        torch.testing.assert_close(estimate.predict(x, samples=0, batch_size=10).probs, expected)
+
+
+def test_predict_leaves_modes_as_they_were_and_ignores_dropout() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+    estimate = Twins(model).estimate()
+    estimate.module[1].train()
+    first = estimate.predict(X, samples=0)
+    assert_same_bits(estimate.predict(X, samples=0).mean, first.mean)
+    assert estimate.module[1].training
+    assert not estimate.module[0].training
+
+
+# --- BatchNorm
+
+
+def test_update_batchnorm_gives_the_mean_model_statistics_of_its_own() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    twins = trained(model)
+    estimate = twins.estimate()
+    for name in ("running_mean", "running_var"):
+        ofs = [getattr(t[1], name) for t in twins]
+        torch.testing.assert_close(getattr(estimate.module[1], name), (ofs[0] + ofs[1]) / 2)
+    data = classes(n=64)
+    hidden = estimate.module[0](data.tensors[0]).detach()
+    estimate.update_batchnorm(DataLoader(data, batch_size=16))
+    torch.testing.assert_close(estimate.module[1].running_mean, hidden.mean(0))
+    within = torch.stack([h.var(0) for h in hidden.split(16)]).mean(0)
+    torch.testing.assert_close(estimate.module[1].running_var, within)
+    assert not estimate.module.training
+    for batches in ([data.tensors[0]], pairs(), [({"x": data.tensors[0]},)]):
+        pick = (lambda batch: batch[0]["x"]) if isinstance(batches, list) and isinstance(batches[0], tuple) else None
+        estimate.update_batchnorm(batches, pick)
+    with pytest.raises(TypeError, match="batches are dict: say with inputs= which tensor"):
+        estimate.update_batchnorm([{"x": data.tensors[0]}])
+
+
+# --- files
+
+
+class Wild(nn.Module):
+    """Tied, frozen and parametrized weights, buffers, half precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 4)
+        self.head = nn.Linear(4, 9, bias=False)
+        self.head.weight = self.embed.weight
+        self.norm = parametrizations.weight_norm(nn.Linear(4, 4))
+        self.frozen = nn.Linear(4, 4, dtype=torch.bfloat16).requires_grad_(False)
+        self.batchnorm = nn.BatchNorm1d(4)
+        self.register_buffer("table", torch.arange(6).view(2, 3).T)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.batchnorm(self.norm(self.embed(tokens)))
+        return self.head(hidden + self.frozen(hidden.bfloat16()))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("groups", ["layer", "tensor", "unit", lambda n, p: Blocks((2,))(n, p)])
+def test_what_is_saved_is_loaded_to_the_bit(groups: Any, tmp_path: Any) -> None:
+    tokens = torch.arange(9)
+    twins = Twins(Wild(), groups=groups)
+    data = ((tokens, tokens), (tokens.flip(0), tokens.flip(0)))
+    train(twins, [data] * 3, torch.optim.Adam([p for p in twins.parameters() if p.requires_grad]))
+    estimate = twins.estimate()
+    estimate.save(tmp_path / "estimate.safetensors")
+    model = Wild()
+    untouched = {k: v.clone() for k, v in model.state_dict().items()}
+    again = Estimate.load(tmp_path / "estimate.safetensors", model)
+    assert_same_bits(dict(again.module.state_dict()), dict(estimate.module.state_dict()))
+    assert_same_bits(again.sigma, estimate.sigma)
+    assert_same_bits(again.predict(tokens, 4).probs, estimate.predict(tokens, 4).probs)
+    assert again.module.head.weight is again.module.embed.weight
+    assert_same_bits(dict(model.state_dict()), untouched)
+    assert [f.name for f in tmp_path.iterdir()] == ["estimate.safetensors"]
+
+
+def test_half_does_not_make_sigma_coarse() -> None:
+    estimate = trained().estimate()
+    before = estimate.sigma
+    assert_same_bits(estimate.half().sigma, before)
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"samples": 1}, "samples must be 0, for the mean model, or at least 2"),
+        ({"samples": -2}, "samples must be 0"),
+        ({"task": "ranking"}, 'unknown task \'ranking\': use "classification" or "regression"'),
+        ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
+        ({"x": (X, X[:3])}, r"x must be a tensor, .* found \[3, 23\]"),
+        ({"x": "text"}, "x must be a tensor, .* found no tensor"),
+    ],
+)
+def test_bad_requests_get_a_sentence(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        trained().estimate().predict(**{"x": X, **options})
+
+
+def test_models_that_do_not_fit_the_task_get_a_sentence() -> None:
+    with pytest.raises(ValueError, match=r"logits of at least two classes along dimension 1, .* shape \(23, 1\)"):
+        Twins(nn.Linear(4, 1)).estimate().predict(X)
+
+    class Pair(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            return x, x
+
+    with pytest.raises(TypeError, match="predict needs a model that returns a tensor, not tuple"):
+        Twins(Pair(4, 4)).estimate().predict(X)

@@ -1,0 +1,281 @@
+import random
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loops import assert_same_bits, classes, pairs
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+
+from twinboot import Bootstrap, PairedLoader
+
+
+class Numbers(Dataset[Any]):
+    """Sample i is i, in one of the forms that samples have."""
+
+    def __init__(self, n: int, form: str = "tuple") -> None:
+        self.n, self.form = n, form
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> Any:
+        return {"tuple": (i, float(i)), "dict": {"index": i, "value": float(i)}, "tensor": torch.tensor(i)}[self.form]
+
+
+class Augmented(Numbers):
+    """Random transforms from each of the generators that people use."""
+
+    def __getitem__(self, i: int) -> Any:
+        return i, torch.rand(()), random.random(), np.random.rand()  # noqa: NPY002
+
+
+def seen(loader: PairedLoader, twin: int) -> Counter[int]:
+    return Counter(i for pair in loader for i in pair[twin][0].tolist())
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    n=st.integers(2, 120),
+    batch_size=st.integers(1, 50),
+    kind=st.sampled_from(["multinomial", "poisson"]),
+    resample=st.sampled_from(["draws", "counts"]),
+    seed=st.integers(0, 10**6),
+)
+def test_an_epoch_gives_each_twin_its_bootstrap_sample(
+    n: int, batch_size: int, kind: Any, resample: Any, seed: int
+) -> None:
+    try:
+        bootstrap = Bootstrap(n, seed=seed, kind=kind)
+    except ValueError:  # a poisson sample of very few data may be empty
+        return
+    loader = PairedLoader(TensorDataset(torch.arange(n)), bootstrap, batch_size, resample)
+    epoch = list(loader)
+    assert len(epoch) == len(loader)
+    for r in range(2):
+        batches = [pair[r] for pair in epoch]
+        assert all(len(batch[0]) >= 1 for batch in batches)
+        if len(batches) * batch_size >= sum(len(batch[0]) for batch in batches):
+            assert all(len(batch[0]) <= batch_size for batch in batches)
+        given: Counter[int] = Counter()
+        for batch in batches:
+            weights = batch[1] if resample == "counts" else torch.ones(len(batch[0]))
+            for i, weight in zip(batch[0].tolist(), weights.tolist(), strict=True):
+                given[i] += int(weight)
+        assert [given[i] for i in range(n)] == bootstrap.counts[r].tolist()
+
+
+def test_unseen_samples_are_never_given() -> None:
+    bootstrap = Bootstrap(200)
+    loader = PairedLoader(TensorDataset(torch.arange(200)), bootstrap, 16)
+    for twin in range(2):
+        assert not set(seen(loader, twin)) & set(bootstrap.unseen.tolist())
+
+
+def test_counts_give_each_distinct_sample_once() -> None:
+    bootstrap = Bootstrap(500)
+    loader = PairedLoader(TensorDataset(torch.arange(500)), bootstrap, 32, "counts")
+    for twin in range(2):
+        assert set(seen(loader, twin).values()) == {1}
+    work = sum(len(pair[0][0]) + len(pair[1][0]) for pair in loader)
+    assert work == (bootstrap.counts > 0).sum()
+
+
+def test_bayesian_weights_come_with_counts_and_are_refused_with_draws() -> None:
+    bootstrap = Bootstrap(30, kind="bayesian")
+    [pair] = PairedLoader(TensorDataset(torch.arange(30)), bootstrap, 30, "counts")
+    for (index, weight), counts in zip(pair, bootstrap.counts, strict=True):
+        torch.testing.assert_close(weight, counts[index].float())
+    with pytest.raises(ValueError, match='use counts \\(resample="counts"'):
+        PairedLoader(TensorDataset(torch.arange(30)), bootstrap, 30)
+
+
+@pytest.mark.parametrize("resample", ["draws", "counts"])
+def test_the_orders_of_twins_and_epochs_differ_and_depend_on_the_seed_alone(resample: Any) -> None:
+    def epochs(**options: Any) -> list[list[Any]]:
+        loader = pairs(resample=resample, **options)
+        return [list(loader), list(loader)]
+
+    first = epochs()
+    torch.manual_seed(123)
+    assert_same_bits(epochs(), first)
+    assert not torch.equal(first[0][0][0][0], first[1][0][0][0])
+    assert not torch.equal(first[0][0][0][0], epochs(seed=5)[0][0][0][0])
+
+
+def test_without_shuffling_indices_ascend() -> None:
+    loader = PairedLoader(TensorDataset(torch.arange(50)), Bootstrap(50), 7, shuffle=False)
+    order = torch.cat([pair[1][0] for pair in loader])
+    assert torch.equal(order, Bootstrap(50).indices(1))
+
+
+@pytest.mark.parametrize("resample", ["draws", "counts"])
+def test_drop_last_leaves_only_full_batches(resample: Any) -> None:
+    loader = PairedLoader(TensorDataset(torch.arange(100)), Bootstrap(100), 16, resample, drop_last=True)
+    epoch = list(loader)
+    assert len(epoch) == len(loader) > 0
+    assert {len(batch[0]) for pair in epoch for batch in pair} == {16}
+    with pytest.raises(ValueError, match="drop_last leaves no batch: the twins have 100 samples, a batch 101"):
+        PairedLoader(TensorDataset(torch.arange(100)), Bootstrap(100), 101, drop_last=True)
+
+
+@pytest.mark.parametrize("form", ["tuple", "dict", "tensor"])
+def test_samples_of_each_form_are_collated_and_weighted(form: str) -> None:
+    bootstrap = Bootstrap(20)
+    for resample in ("draws", "counts"):
+        loader = PairedLoader(Numbers(20, form), bootstrap, 6, resample)  # type: ignore[arg-type]
+        for pair in loader:
+            for r, batch in enumerate(pair):
+                index = batch["index"] if form == "dict" else batch if isinstance(batch, Tensor) else batch[0]
+                assert index.ndim == 1
+                if resample == "counts":
+                    weight = batch["weight"] if form == "dict" else batch[-1]
+                    assert weight.dtype == torch.float32
+                    assert torch.equal(weight.long(), bootstrap.counts[r][index])
+
+
+def test_the_fast_path_gives_what_the_slow_path_gives() -> None:
+    fast = pairs()
+    slow = pairs(collate_fn=torch.utils.data.default_collate)
+    assert_same_bits([[list(b) for b in pair] for pair in fast], [[list(b) for b in pair] for pair in slow])
+    data = classes(40)
+    subset = Subset(data, list(range(39, 9, -1)))
+    fast, slow = (
+        PairedLoader(subset, Bootstrap(30), 8, **o) for o in ({}, {"collate_fn": torch.utils.data.default_collate})
+    )
+    assert_same_bits([list(pair[0]) for pair in fast], [list(pair[0]) for pair in slow])
+
+
+def test_the_fast_path_reads_no_single_sample() -> None:
+    class Refusing(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            raise AssertionError("one sample at a time")
+
+    data = classes(40)
+    original = TensorDataset.__getitem__
+    try:
+        TensorDataset.__getitem__ = Refusing.__getitem__  # type: ignore[method-assign, assignment]
+        list(PairedLoader(data, Bootstrap(40), 8, "counts"))
+    finally:
+        TensorDataset.__getitem__ = original  # type: ignore[method-assign]
+
+
+def test_a_datasets_own_batched_reading_is_used() -> None:
+    class Batched(Numbers):
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            return [(i, float(i)) for i in indices]
+
+        def __getitem__(self, i: int) -> Any:
+            raise AssertionError("one sample at a time")
+
+    assert len(list(PairedLoader(Batched(20), Bootstrap(20), 6))) == 4
+
+
+def test_random_transforms_do_not_depend_on_workers_or_interruption_and_leave_global_generators_alone() -> None:
+    def loader(workers: int) -> PairedLoader:
+        return PairedLoader(Augmented(24), Bootstrap(24), 5, num_workers=workers)
+
+    state = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # type: ignore[index, union-attr]  # noqa: NPY002
+    alone = loader(0)
+    whole = list(alone)
+    again = list(alone)
+    assert torch.equal(torch.get_rng_state(), state[0])
+    assert random.getstate() == state[1]
+    assert (np.random.get_state()[1] == state[2]).all()  # type: ignore[index]  # noqa: NPY002
+    assert not torch.equal(whole[0][0][1], again[0][0][1])  # another epoch, other transforms
+    assert_same_bits(list(loader(2)), whole)
+    resumed = loader(1)
+    resumed.load_state_dict({**resumed.state_dict(), "step": 3})
+    assert_same_bits(list(resumed), whole[3:])
+
+
+# --- going on from the middle of an epoch
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("resample", ["draws", "counts"])
+@pytest.mark.parametrize("stop", [0, 1, 3, 4, 5, 8, 11])
+def test_state_continues_after_the_batch_that_came_last(workers: int, resample: Any, stop: int) -> None:
+    def loader() -> PairedLoader:
+        return pairs(n=63, batch_size=16, resample=resample, num_workers=workers if stop == 3 else 0)
+
+    steps = len(loader())
+    uninterrupted = loader()
+    expected = [pair for _ in range(4) for pair in uninterrupted]
+    first, given, state = loader(), 0, loader().state_dict()
+    while given < stop:
+        for _ in first:
+            given += 1
+            state = first.state_dict()
+            if given == stop:
+                break
+    again = loader()
+    again.load_state_dict(state)
+    rest = [pair for _ in range(again.epoch, 5) for pair in again]
+    assert_same_bits([[list(b) for b in p] for p in rest], [[list(b) for b in p] for p in expected[stop:]])
+    assert again.epoch == 5
+    assert again.step == 0
+    assert steps in (3, 4)
+
+
+def test_leaving_an_epoch_early_starts_a_new_one_like_any_loader() -> None:
+    loader = pairs()
+    first = next(iter(loader))
+    second = next(iter(loader))
+    assert not torch.equal(first[0][0], second[0][0])
+    assert loader.epoch == 2
+
+
+def test_persistent_workers_go_on_from_epoch_to_epoch() -> None:
+    plain, persistent = pairs(), pairs(num_workers=1, persistent_workers=True)
+    for _ in range(2):
+        assert_same_bits([list(p[0]) for p in persistent], [list(p[0]) for p in plain])
+
+
+def test_a_state_of_another_loader_is_refused_in_a_sentence() -> None:
+    state = pairs().state_dict()
+    with pytest.raises(ValueError, match="the checkpoint does not fit: the loader's length was 4 and is 8"):
+        pairs(batch_size=5).load_state_dict(state)
+    with pytest.raises(ValueError, match="the loader's seed was 0 and is 7"):
+        pairs(seed=7).load_state_dict(state)
+
+
+# --- bad input
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "n", "options", "error", "sentence"),
+    [
+        (TensorDataset(torch.empty(0, 2)), 5, {}, ValueError, "the dataset is empty"),
+        (Numbers(4), 5, {}, ValueError, "the dataset has 4 samples, but the bootstrap draws from 5"),
+        (Stream(), 5, {}, TypeError, "the dataset must be map-style"),
+        (Numbers(5), 5, {"batch_size": 0}, ValueError, "batch_size must be a whole number of at least 1, not 0"),
+        (Numbers(5), 5, {"resample": "all"}, ValueError, 'unknown resample \'all\': use "draws" or "counts"'),
+        (Numbers(5), 5, {"sampler": [1]}, TypeError, "sampler cannot be given: the bootstrap and the seed decide"),
+    ],
+)
+def test_bad_input_gets_a_sentence(
+    dataset: Any, n: int, options: dict[str, Any], error: type[Exception], sentence: str
+) -> None:
+    with pytest.raises(error, match=sentence):
+        PairedLoader(dataset, Bootstrap(n), **{"batch_size": 2, **options})
+
+
+def test_batches_that_cannot_take_a_weight_get_a_sentence() -> None:
+    class Weighted(Numbers):
+        def __getitem__(self, i: int) -> Any:
+            return {"weight": i}
+
+    with pytest.raises(ValueError, match='batches already have a key "weight"'):
+        list(PairedLoader(Weighted(6), Bootstrap(6), 2, "counts"))
+    with pytest.raises(TypeError, match=r'resample="counts" can add counts to tensors, .* not to str'):
+        list(PairedLoader(Numbers(6), Bootstrap(6), 2, "counts", collate_fn=str))

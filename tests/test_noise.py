@@ -1,0 +1,181 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from loops import assert_same_bits, classes, mlp, pairs, snapshot, train
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from twinboot import Twins
+
+
+@pytest.fixture
+def twins() -> Twins:
+    """Twins with a sigma, after a few steps."""
+    twins = Twins(mlp())
+    train(twins, pairs(), torch.optim.Adam(twins.parameters(), 1e-2))
+    return twins
+
+
+def weights(twins: Twins) -> list[Tensor]:
+    return [p.detach().clone() for p in twins.parameters()]
+
+
+def loss_of(twins: Twins) -> Tensor:
+    x, y = classes().tensors
+    return sum((F.cross_entropy(out, y) for out in twins(x, x)), torch.zeros(()))
+
+
+def test_restore_is_bit_exact(twins: Twins) -> None:
+    before = weights(twins)
+    with twins.sampled():
+        assert not any(torch.equal(a, b) for a, b in zip(weights(twins), before, strict=True))
+        loss_of(twins).backward()
+    assert_same_bits(weights(twins), before)
+
+
+def test_restore_is_bit_exact_after_an_exception(twins: Twins) -> None:
+    before = weights(twins)
+    with pytest.raises(KeyboardInterrupt), twins.sampled():
+        raise KeyboardInterrupt
+    assert_same_bits(weights(twins), before)
+    with twins.sampled():  # and the twins are not left in the belief that they are still inside
+        pass
+
+
+def test_restore_is_bit_exact_when_the_noise_itself_fails(twins: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = weights(twins)
+    monkeypatch.setattr(torch, "_foreach_mul_", lambda *_: (_ for _ in ()).throw(MemoryError))
+    with pytest.raises(MemoryError), twins.sampled():
+        pass
+    assert_same_bits(weights(twins), before)
+
+
+@pytest.mark.parametrize("call", ["update", "reset", "estimate", "half"])
+def test_calls_that_need_clean_weights_are_refused_inside(twins: Twins, call: str) -> None:
+    before = weights(twins)
+    with (
+        pytest.raises(RuntimeError, match=r"was called inside sampled\(\), where the weights are noisy"),
+        twins.sampled(),
+    ):
+        getattr(twins, call)()
+    assert_same_bits(weights(twins), before)
+
+
+def test_nested_blocks_are_refused(twins: Twins) -> None:
+    with (
+        pytest.raises(RuntimeError, match=r"sampled\(\) was called inside sampled\(\)"),
+        twins.sampled(),
+        twins.sampled(),
+    ):
+        pass
+
+
+def test_backward_after_the_block_is_refused(twins: Twins) -> None:
+    with twins.sampled():
+        loss = loss_of(twins)
+    with pytest.raises(RuntimeError, match=r"backward\(\) was called after sampled\(\) .* inside the block"):
+        loss.backward()
+
+
+def test_backward_after_the_block_is_refused_where_pytorch_itself_would_not_notice() -> None:
+    class Recomputing(nn.Module):
+        """Activations computed again in the backward pass: outside the block that would be with other weights."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(self.inner, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+    for model in (Recomputing(), nn.Linear(4, 3)):
+        twins = Twins(model)
+        with twins.sampled():
+            loss = loss_of(twins)
+        with pytest.raises(RuntimeError, match=r"call loss.backward\(\) inside the block"):
+            loss.backward()
+        with twins.sampled():
+            loss_of(twins).backward()
+
+
+def test_backward_of_a_pass_outside_any_block_is_as_usual(twins: Twins) -> None:
+    loss_of(twins).backward()
+    loss = loss_of(twins)
+    with twins.sampled(scale=0.0):
+        pass
+    del loss
+
+
+def test_an_optimizer_that_steps_inside_is_refused_and_nothing_is_lost(twins: Twins) -> None:
+    optimizer = torch.optim.SGD(twins.parameters(), 0.1)
+    before = weights(twins)
+    loss_of(twins).backward()
+    with (
+        pytest.raises(RuntimeError, match=r"weights were changed inside sampled\(\).*optimizer.step\(\)"),
+        twins.sampled(),
+    ):
+        optimizer.step()
+    assert_same_bits(weights(twins), before)
+
+
+def test_saving_inside_never_stores_noisy_weights(twins: Twins) -> None:
+    outside, first = snapshot(twins), snapshot(twins[0])
+    with twins.sampled():
+        inside, inside_first = twins.state_dict(), twins[0].state_dict()
+        assert not torch.equal(twins[0][0].weight, first["0.weight"])
+    del outside["_extra_state"], inside["_extra_state"]  # the count of draws, which has gone up
+    assert_same_bits(dict(inside), dict(outside))
+    assert_same_bits(dict(inside_first), dict(first))
+    twins.update()  # what was saved does not change when the twins go on
+    with twins.sampled():
+        assert_same_bits(dict(inside_first), dict(first))
+
+
+def test_no_hook_is_left_behind(twins: Twins) -> None:
+    with twins.sampled():
+        loss_of(twins).backward()
+    for module in twins.modules():
+        assert not module._forward_hooks
+        assert not module._state_dict_hooks
+
+
+def test_a_draw_is_new_in_each_block_and_the_same_from_the_same_generator(twins: Twins) -> None:
+    def draw(seed: int | None = None) -> list[Tensor]:
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        with twins.sampled(generator=generator):
+            return weights(twins)
+
+    first, second = draw(), draw()
+    assert not torch.equal(first[0], second[0])
+    assert_same_bits(draw(3), draw(3))
+
+
+def test_scale_zero_is_no_noise(twins: Twins) -> None:
+    before = weights(twins)
+    with twins.sampled(scale=0.0):
+        assert_same_bits(weights(twins), before)
+
+
+def test_weights_loaded_in_another_dtype_are_restored_to_the_bit(twins: Twins) -> None:
+    with twins.sampled():
+        pass
+    state = {k: v.double() if k.startswith("copies.") else v for k, v in twins.state_dict().items()}
+    twins.load_state_dict(state, assign=True)
+    with torch.no_grad():
+        for p in twins.parameters():
+            p.add_(1e-12)  # lost in float32
+    before = weights(twins)
+    with twins.sampled():
+        pass
+    assert_same_bits(weights(twins), before)
+
+
+def test_a_generator_on_another_device_is_refused(twins: Twins) -> None:
+    class Elsewhere:
+        device = torch.device("cuda")
+
+    with (
+        pytest.raises(ValueError, match="the generator is on cuda, but there are weights on cpu"),
+        twins.sampled(generator=Elsewhere()),  # type: ignore[arg-type]
+    ):
+        pass

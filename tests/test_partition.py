@@ -1,0 +1,74 @@
+from typing import Any
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from twinboot import Blocks
+from twinboot.partition import Partition
+
+shapes = st.lists(st.lists(st.integers(1, 5), max_size=4).map(tuple), min_size=1, max_size=4)
+
+
+class Bag(nn.Module):
+    """Parameters of any shapes, spread over submodules; some frozen."""
+
+    def __init__(self, shapes: list[tuple[int, ...]], frozen: int) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList()
+        for i, shape in enumerate(shapes):
+            part = nn.Module()
+            part.w = nn.Parameter(torch.randn(shape, generator=torch.Generator().manual_seed(i)), i != frozen)
+            part.b = nn.Parameter(torch.randn(3, generator=torch.Generator().manual_seed(i)))
+            self.parts.append(part)
+
+
+def by_parity(name: str, parameter: Tensor) -> tuple[str, Tensor] | str:
+    if parameter.numel() < 2:
+        return "parity"
+    return "parity", (torch.arange(parameter.numel()) % 2).view(parameter.shape)
+
+
+def blocks_where_possible(name: str, parameter: Tensor) -> Any:
+    return Blocks((2, 2))(name, parameter) if parameter.ndim >= 2 else name
+
+
+groupings = st.sampled_from(["layer", "tensor", "unit", by_parity, blocks_where_possible])
+
+
+@settings(deadline=None)
+@given(shapes, st.integers(0, 4), groupings)
+def test_every_entry_lies_in_exactly_one_group(shapes: list[tuple[int, ...]], frozen: int, grouping: Any) -> None:
+    model = Bag(shapes, frozen)
+    partition = Partition.of(model, grouping)
+    parameters = [p.detach() for p in model.parameters() if p.requires_grad]
+    # Give each sigma its own place as its value: then each entry reads the place that it belongs to.
+    partition.sigma.copy_(torch.arange(len(partition)))
+    read = zip(partition.expand(parameters), parameters, strict=True)
+    owner = torch.cat([t.expand_as(p).flatten() for t, p in read]).long()
+    assert len(owner) == sum(p.numel() for p in parameters)
+    assert torch.equal(torch.bincount(owner, minlength=len(partition)), partition.sizes)
+    assert sum(part.numel() for part in partition.named(partition.sizes).values()) == len(partition)
+    # And the squares of each entry are summed where it reads its sigma.
+    squares = torch.cat([p.flatten() for p in parameters]).double().square()
+    expected = torch.zeros(len(partition), dtype=torch.float64).index_add_(0, owner, squares)
+    torch.testing.assert_close(partition.sum_of_squares(parameters).double(), expected, rtol=1e-5, atol=0)
+
+
+@settings(deadline=None)
+@given(shapes, groupings)
+def test_a_partition_survives_being_described(shapes: list[tuple[int, ...]], grouping: Any) -> None:
+    partition = Partition.of(Bag(shapes, frozen=-1), grouping)
+    again = Partition.restore(partition.describe(), partition.labels(), partition.sigma)
+    assert again.describe() == partition.describe()
+    assert torch.equal(again.sizes, partition.sizes)
+
+
+def test_sums_of_half_precision_are_taken_in_float32() -> None:
+    model = nn.Linear(100, 100, bias=False)
+    partition = Partition.of(model, "layer")
+    deviations = [torch.full((100, 100), 0.01, dtype=torch.bfloat16)]
+    exact = 10_000 * float(deviations[0][0, 0]) ** 2
+    assert abs(float(partition.sum_of_squares(deviations)) / exact - 1) < 1e-5
+    assert partition.sum_of_squares([torch.ones(100, 100, dtype=torch.float64)]).dtype == torch.float64

@@ -1,0 +1,111 @@
+import math
+from statistics import NormalDist
+
+import pytest
+import torch
+from loops import seeded
+from torch.distributions import Categorical, Normal
+
+from twinboot import Prediction
+from twinboot.prediction import Moments, combine
+
+
+def predict(outputs: torch.Tensor, task: str, blocks: list[int], chunk: int) -> Prediction:
+    """The prediction from outputs [draws, inputs, ...], some draws and some inputs at a time."""
+    parts = []
+    for columns in outputs.split(chunk, 1):
+        moments = Moments(task)  # type: ignore[arg-type]
+        for block in columns.split(blocks):
+            moments.add(block)
+        parts.append(moments)
+    return combine(parts)
+
+
+@pytest.mark.parametrize("blocks", [[6], [1] * 6, [4, 1, 1]])
+@pytest.mark.parametrize("chunk", [2, 5])
+def test_classification_is_the_average_of_probabilities_and_splits_the_entropy(blocks: list[int], chunk: int) -> None:
+    logits = 3 * torch.randn(6, 5, 4, generator=seeded(0))
+    prediction = predict(logits, "classification", blocks, chunk)
+    probs = logits.softmax(-1)
+    torch.testing.assert_close(prediction.probs, probs.mean(0))
+    torch.testing.assert_close(prediction.std, probs.std(0))
+    torch.testing.assert_close(prediction.entropy, Categorical(probs.mean(0)).entropy())
+    torch.testing.assert_close(prediction.expected_entropy, Categorical(probs).entropy().mean(0))
+    torch.testing.assert_close(prediction.entropy, prediction.expected_entropy + prediction.mutual_information)
+    assert (prediction.mutual_information > 0).all()
+    assert torch.equal(prediction.labels, probs.mean(0).argmax(1))
+    assert len(prediction) == 5
+
+
+def test_draws_that_agree_have_no_mutual_information_and_certain_draws_that_differ_have_all_of_it() -> None:
+    agree = predict(torch.tensor([[[0.3, 0.1]]]).expand(4, 1, 2), "classification", [4], 1)
+    assert agree.mutual_information.item() == pytest.approx(0, abs=1e-6)
+    differ = predict(torch.tensor([[[200.0, 0.0]], [[0.0, 200.0]]]), "classification", [1, 1], 1)
+    assert differ.expected_entropy.item() == pytest.approx(0, abs=1e-6)
+    assert differ.mutual_information.item() == pytest.approx(math.log(2))
+
+
+def test_dense_outputs_have_their_classes_along_dimension_one() -> None:
+    logits = torch.randn(3, 2, 4, 6, 5, generator=seeded(0))
+    prediction = predict(logits, "classification", [2, 1], 1)
+    torch.testing.assert_close(prediction.probs, logits.softmax(2).mean(0))
+    assert prediction.entropy.shape == (2, 6, 5)
+    target = torch.randint(4, (2, 6, 5), generator=seeded(1))
+    torch.testing.assert_close(
+        prediction.nll(target), torch.nn.functional.nll_loss(prediction.probs.log(), target, reduction="none")
+    )
+
+
+@pytest.mark.parametrize("blocks", [[7], [1] * 7, [3, 4]])
+def test_regression_mean_and_std_are_exact_far_from_zero(blocks: list[int]) -> None:
+    values = 1e4 + torch.randn(7, 9, 2, generator=seeded(0), dtype=torch.float64)
+    prediction = predict(values, "regression", blocks, 4)
+    torch.testing.assert_close(prediction.mean, values.mean(0))
+    torch.testing.assert_close(prediction.std, values.std(0))
+
+
+def test_intervals_are_central_and_include_the_noise_that_is_given() -> None:
+    prediction = Prediction("regression", torch.tensor([1.0]), torch.tensor([3.0]))
+    low, high = prediction.interval(0.9)
+    z = NormalDist().inv_cdf(0.95)
+    assert (low.item(), high.item()) == pytest.approx((1 - 3 * z, 1 + 3 * z))
+    low, high = prediction.interval(0.9, noise=4.0)
+    assert (low.item(), high.item()) == pytest.approx((1 - 5 * z, 1 + 5 * z))
+
+
+def test_likelihoods() -> None:
+    regression = Prediction("regression", torch.tensor([1.0, 2.0]), torch.tensor([0.6, 0.0]))
+    torch.testing.assert_close(
+        regression.nll(torch.tensor([0.0, 2.0]), noise=0.8),
+        -Normal(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.8])).log_prob(torch.tensor([0.0, 2.0])),
+    )
+    classes = Prediction("classification", torch.tensor([[0.25, 0.75], [1.0, 0.0]]), torch.zeros(2, 2), torch.zeros(2))
+    nll = classes.nll(torch.tensor([1, 1]))
+    assert nll[0].item() == pytest.approx(-math.log(0.75))
+    assert nll[1].isfinite()
+
+
+def test_labels_out_of_range_get_a_sentence() -> None:
+    prediction = Prediction("classification", torch.full((2, 3), 1 / 3), torch.zeros(2, 3), torch.zeros(2))
+    with pytest.raises(ValueError, match="label 3 is out of range: the model has 3 classes, 0 to 2"):
+        prediction.nll(torch.tensor([0, 3]))
+    with pytest.raises(ValueError, match="label -1 is out of range"):
+        prediction.nll(torch.tensor([0, -1]))
+    with pytest.raises(ValueError, match=r"the labels have shape \(3,\), but the prediction needs \(2,\)"):
+        prediction.nll(torch.tensor([0, 1, 2]))
+    with pytest.raises(TypeError, match=r"labels must be integers, not torch.float32"):
+        prediction.nll(torch.tensor([0.0, 1.0]))
+
+
+def test_what_belongs_to_the_other_task_gets_a_sentence() -> None:
+    regression = Prediction("regression", torch.zeros(2), torch.ones(2))
+    for name in ("probs", "labels", "entropy", "mutual_information", "expected_entropy"):
+        with pytest.raises(AttributeError, match='is for task="classification", but this prediction was made with'):
+            getattr(regression, name)
+    classification = Prediction("classification", torch.ones(2, 2) / 2, torch.zeros(2, 2), torch.zeros(2))
+    with pytest.raises(AttributeError, match=r'interval\(\) is for task="regression"'):
+        classification.interval()
+    with pytest.raises(ValueError, match=r"level must lie between 0 and 1, such as 0.95, not 95"):
+        regression.interval(95)
+    with pytest.raises(ValueError, match=r"the target has shape \(3,\), the prediction \(2,\)"):
+        regression.nll(torch.zeros(3))

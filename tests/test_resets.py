@@ -1,0 +1,56 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twinboot import resets
+
+
+def due(schedule: resets.Schedule, until: int) -> list[int]:
+    return [t for t in range(1, until + 1) if schedule(t)]
+
+
+def test_every_is_due_at_multiples() -> None:
+    assert due(resets.every(1), 4) == [1, 2, 3, 4]
+    assert due(resets.every(4), 13) == [4, 8, 12]
+
+
+def test_at_is_due_at_the_counts_of_the_papers_sweeps() -> None:
+    assert due(resets.at(12, 1, 6, 2, 2), 40) == [1, 2, 6, 12]
+
+
+def test_never_is_never_due() -> None:
+    assert due(resets.never(), 100) == []
+
+
+@given(st.integers(1, 60), st.floats(1, 4, allow_nan=False))
+def test_growing_intervals_start_with_the_first_and_grow_by_the_factor(first: int, factor: float) -> None:
+    counts = due(resets.growing(first, factor), 2000)
+    assert counts[0] == first
+    intervals = [b - a for a, b in zip([0, *counts], counts, strict=False)]
+    for k, interval in enumerate(intervals):  # rounding moves each end of an interval by half a count at most
+        assert interval == pytest.approx(first * factor**k, abs=1)
+
+
+def test_growing_with_factor_one_is_every() -> None:
+    assert due(resets.growing(7, 1.0), 50) == due(resets.every(7), 50)
+
+
+def test_growing_answers_far_ahead() -> None:
+    assert not resets.growing(50, 4.0)(10**9)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: resets.every(0), r"every\(\) needs interval to be a whole number of at least 1, not 0"),
+        (lambda: resets.every(2.5), r"whole number of at least 1, not 2.5"),  # type: ignore[arg-type]
+        (lambda: resets.at(), r"at\(\) needs at least one count; use never\(\)"),
+        (lambda: resets.at(3, -1), r"at\(\) needs each count to be a whole number of at least 1, not -1"),
+        (lambda: resets.growing(0), r"growing\(\) needs first to be a whole number"),
+        (lambda: resets.growing(5, 0.5), r"growing\(\) needs a finite factor of at least 1, not 0.5"),
+        (lambda: resets.growing(5, float("nan")), r"finite factor of at least 1, not nan"),
+    ],
+)
+def test_bad_schedules_are_refused_in_a_sentence(make: object, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        make()  # type: ignore[operator]
