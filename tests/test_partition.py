@@ -71,4 +71,4 @@ def test_sums_of_half_precision_are_taken_in_float32() -> None:
     deviations = [torch.full((100, 100), 0.01, dtype=torch.bfloat16)]
     exact = 10_000 * float(deviations[0][0, 0]) ** 2
     assert abs(float(partition.sum_of_squares(deviations)) / exact - 1) < 1e-5
-    assert partition.sum_of_squares([torch.ones(100, 100, dtype=torch.float64)]).dtype == torch.float64
+    assert Partition.of(model.double(), "layer").sum_of_squares([torch.ones(100, 100)]).dtype == torch.float64

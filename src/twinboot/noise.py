@@ -7,8 +7,9 @@ after the weights were put back, a checkpoint with noise in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -22,66 +23,78 @@ def fill_normal_(tensors: Sequence[Tensor], seed: int, generator: torch.Generato
     """Independent standard normals in place: from `generator`, or from one generator per device that `seed` sets."""
     generators = {generator.device: generator} if generator is not None else {}
     for t in tensors:
-        if t.device not in generators:
+        device = t.device
+        if device not in generators:
             if generator is not None:
-                raise ValueError(f"the generator is on {generator.device}, but there are weights on {t.device}.")
-            generators[t.device] = torch.Generator(t.device).manual_seed(derive(seed, len(generators)))
-        t.normal_(generator=generators[t.device])
+                raise ValueError(f"the generator is on {generator.device}, but there are weights on {device}.")
+            generators[device] = torch.Generator(device).manual_seed(derive(seed, len(generators)))
+        t.normal_(generator=generators[device])
 
 
-@contextmanager
-def borrowed(weights: list[Tensor], clean: list[Tensor], perturb: Callable[[], None]) -> Iterator[None]:
-    """Keep the weights in `clean`, perturb them, and put them back bit for bit, whatever happens in the block."""
-    with torch.no_grad():
-        torch._foreach_copy_(clean, weights)
-    try:
+class Noisy:
+    """A block in which the weights are perturbed, and after which they are what they were, bit for bit.
+
+    Args:
+        copies: the modules that own the weights.
+        weights: what is perturbed.
+        clean: room for the clean weights while the block lasts.
+        perturb: changes the weights in place; it finds their old values in `clean`.
+    """
+
+    def __init__(
+        self, copies: Iterable[nn.Module], weights: list[Tensor], clean: list[Tensor], perturb: Callable[[], None]
+    ) -> None:
+        self.copies, self.weights, self.clean, self.perturb = copies, weights, clean, perturb
+        self.inside = False
+
+    def __enter__(self) -> None:
+        self.hooks = [copy.register_forward_hook(self._remember) for copy in self.copies]
+        for copy in self.copies:  # partial, because PyTorch marks the hook, which a method does not allow
+            self.hooks.append(copy.register_state_dict_post_hook(partial(self._store_clean)))
         with torch.no_grad():
-            perturb()
-        versions = [w._version for w in weights]
-        yield
-        if versions != [w._version for w in weights]:
+            torch._foreach_copy_(self.clean, self.weights)
+            self.inside = True
+            try:
+                self.perturb()
+            except BaseException:
+                self._restore()
+                raise
+        self.versions = [w._version for w in self.weights]
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        changed = self.versions != [w._version for w in self.weights]
+        self._restore()
+        if changed and kind is None:
             raise RuntimeError(
                 "the weights were changed inside sampled(), which puts back the ones from before: "
                 "call optimizer.step() (or load_state_dict) after the block."
             )
-    finally:
+
+    def _restore(self) -> None:
         with torch.no_grad():
-            torch._foreach_copy_(weights, clean)
+            torch._foreach_copy_(self.weights, self.clean)
+        self.inside = False
+        for hook in self.hooks:
+            hook.remove()
 
+    def _remember(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        """Tie each output to this block. PyTorch itself notices a late backward pass only by the weights that it saved,
+        and checkpointed activations, which are computed again in that pass, would silently use the clean ones."""
+        if torch.compiler.is_compiling():  # a compiled graph saves its weights, and PyTorch does notice
+            return
+        for leaf in (output,) if isinstance(output, Tensor) else tree_leaves(output):
+            if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
+                leaf.register_hook(self._refuse_late_backward)
 
-@contextmanager
-def guarded(copies: Iterable[nn.Module], clean: dict[Tensor, Tensor]) -> Iterator[None]:
-    """Refuse a backward pass that comes after the block, and keep noise out of state dicts taken inside it.
-
-    PyTorch itself notices only weights that it saved for the backward pass; checkpointed activations, which are
-    computed again in it, would silently use the clean ones. So each output remembers the block that it comes from.
-    """
-    inside = True
-
-    def refuse_late_backward(gradient: Tensor) -> None:
-        if not inside:
+    def _refuse_late_backward(self, gradient: Tensor) -> None:
+        if not self.inside:
             raise RuntimeError(
                 "backward() was called after sampled() had put the clean weights back, so its gradients would be those "
                 "of other weights: call loss.backward() inside the block."
             )
 
-    def remember(module: nn.Module, inputs: Any, output: Any) -> None:
-        if torch.compiler.is_compiling():  # a compiled graph saves its weights, and PyTorch notices by itself
-            return
-        for leaf in tree_leaves(output):
-            if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
-                leaf.register_hook(refuse_late_backward)
-
-    def store_clean(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    def _store_clean(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        clean = dict(zip(self.weights, self.clean, strict=True))
         for name, p in module.named_parameters(remove_duplicate=False):
             if p in clean and prefix + name in state:
                 state[prefix + name] = clean[p].clone()
-
-    with ExitStack() as hooks:
-        for copy in copies:
-            hooks.callback(copy.register_forward_hook(remember).remove)
-            hooks.callback(copy.register_state_dict_post_hook(store_clean).remove)
-        try:
-            yield
-        finally:
-            inside = False

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .groups import Assignment, Grouping, assign
+from .replicate import wide
 
 Shape = tuple[int, ...]
 
@@ -86,24 +87,25 @@ class Partition(nn.Module):
 
     def expand(self, like: Sequence[Tensor], scale: float = 1.0) -> list[Tensor]:
         """The sigma of each entry: for each parameter a tensor that broadcasts against it, on its device."""
-        sigma = self.sigma * scale
+        sigma = self.sigma if scale == 1.0 else self.sigma * scale
         single = sigma.unbind()
-        return [
-            single[self._whole[i]].to(p.device) if i in self._whole else sigma[self._labels(i, sigma)].to(p.device)
-            for i, p in enumerate(like)
+        found = [
+            single[self._whole[i]] if i in self._whole else sigma[self._labels(i, sigma)] for i in range(len(like))
         ]
+        return [s if s.device == p.device else s.to(p.device) for s, p in zip(found, like, strict=True)]
 
     def sum_of_squares(self, deviations: Sequence[Tensor]) -> Tensor:
         """Behind each sigma, the sum of its entries' squared deviations, in float32 or better."""
-        wide = [d if d.dtype in (torch.float32, torch.float64) else d.float() for d in deviations]
-        best = torch.float64 if any(d.dtype == torch.float64 for d in wide) else torch.float32
-        total = torch.zeros_like(self.sizes, dtype=best)
+        total = torch.zeros_like(self.sigma)
         if self._whole:
-            norms = torch._foreach_norm([wide[i] for i in self._whole])
-            total.index_add_(0, self._whole_owners, torch.stack([n.to(total) for n in norms]).square_())
+            norms = torch._foreach_norm([wide(deviations[i]) for i in self._whole])
+            if any(n.dtype != total.dtype or n.device != total.device for n in norms):
+                norms = tuple(n.to(total) for n in norms)
+            total.index_add_(0, self._whole_owners, torch.stack(norms).square_())
         for i in self._labelled:
             labels = self._labels(i, total)
-            total.index_add_(0, labels.flatten(), wide[i].square().sum_to_size(labels.shape).flatten().to(total))
+            squares = wide(deviations[i]).square().sum_to_size(labels.shape)
+            total.index_add_(0, labels.flatten(), squares.flatten().to(total))
         return total
 
     def _apply(self, fn: Any, recurse: bool = True) -> Partition:

@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, Literal, SupportsIndex
 
 import torch
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from . import seeds
 from .estimate import Estimate
 from .groups import Grouping
-from .noise import borrowed, fill_normal_, guarded
+from .noise import Noisy, fill_normal_
 from .partition import Partition
 from .replicate import Places, mean, replicate, wide
 
@@ -72,7 +72,7 @@ class Twins(nn.Module):
         self.partition = Partition.of(model, groups)  # line 3: it holds sigma, which is 0
         self._places = [Places(twin, list(self.partition.parameter_shapes)) for twin in self.copies]
         self._spare: list[Tensor] = []
-        self._inside = False
+        self._block: Noisy | None = None
         self._seed = seeds.checked(seed)
         self._counts = {"draws": 0, "updates": 0, "resets": 0}
 
@@ -96,9 +96,8 @@ class Twins(nn.Module):
         """Group name -> sigma as it is now (a snapshot): a number, or one per unit, block or label of the group."""
         return self.partition.snapshot()
 
-    @contextmanager
-    def sampled(self, scale: float = 1.0, generator: torch.Generator | None = None) -> Iterator[None]:
-        """Inside the block each copy's weights are one draw from N(weights, (scale * sigma)^2): line 6.
+    def sampled(self, scale: float = 1.0, generator: torch.Generator | None = None) -> Noisy:
+        """`with twins.sampled():` each copy's weights are one draw from N(weights, (scale * sigma)^2): line 6.
 
         Forward and backward go inside, `optimizer.step()` after it. On leaving, by an exception too, the weights are
         put back bit for bit. With gradient accumulation a block around each micro-batch draws anew for each, a block
@@ -110,36 +109,32 @@ class Twins(nn.Module):
         if [(t.dtype, t.device) for t in self._spare] != [(w.dtype, w.device) for w in weights]:
             self._spare = [torch.empty_like(w) for w in weights]
         clean = self._spare
-        sigmas = self.partition.expand(per_copy[0], scale) * len(self)
-        self._counts["draws"] += 1
 
         def perturb() -> None:  # w + sigma * e, in the place of w
+            self._counts["draws"] += 1
             fill_normal_(weights, self._seed_of("draws"), generator)
-            torch._foreach_mul_(weights, sigmas)
+            torch._foreach_mul_(weights, self.partition.expand(per_copy[0], scale) * len(per_copy))
             torch._foreach_add_(weights, clean)
 
-        with borrowed(weights, clean, perturb), guarded(self.copies, dict(zip(weights, clean, strict=True))):
-            self._inside = True
-            try:
-                yield
-            finally:
-                self._inside = False
+        self._block = Noisy(self.copies, weights, clean, perturb)
+        return self._block
 
     @torch.no_grad()
     def update(self) -> None:
         """Sigma from how far the copies stand apart (line 10). Call it after each `optimizer.step()`."""
         self._refuse_inside("update()")
+        partition = self.partition
         first, *others = self._weights()
-        center, total = [wide(w) for w in first], torch.zeros_like(self.partition.sigma)
+        center, total = [wide(w) for w in first], torch.zeros_like(partition.sigma)
         for k, twin in enumerate(others, start=1):  # Welford's recurrence: for two copies the paper's formula itself
             apart = torch._foreach_sub([wide(w) for w in twin], center)
-            total += self.partition.sum_of_squares(apart) * (k / (k + 1))
+            total.add_(partition.sum_of_squares(apart), alpha=k / (k + 1))
             if k < len(others):
                 center = list(torch._foreach_add(center, torch._foreach_div(apart, k + 1)))
-        self.partition.sigma.copy_((total / (self.partition.sizes * len(others))).sqrt_())
+        torch.sqrt(total / (partition.sizes * len(others)), out=partition.sigma)
         self._counts["updates"] += 1
-        if not bool(self.partition.sigma.isfinite().all()):
-            group = next(name for name, sigma in self.sigma.items() if not bool(sigma.isfinite().all()))
+        if not math.isfinite(partition.sigma.sum().item()):
+            group = next(name for name, sigma in self.sigma.items() if not math.isfinite(sigma.sum().item()))
             raise FloatingPointError(
                 f"the weights of group {group!r} are not finite after update {self._counts['updates']}: the loss was "
                 "NaN or infinite, or the step too large; go back to the last checkpoint, with a lower learning rate."
@@ -201,7 +196,7 @@ class Twins(nn.Module):
         return seeds.derive(self._seed, what, self._counts[what])
 
     def _refuse_inside(self, call: str) -> None:
-        if self._inside:
+        if self._block is not None and self._block.inside:
             raise RuntimeError(
                 f"{call} was called inside sampled(), where the weights are noisy: leave the block first."
             )
@@ -213,7 +208,7 @@ class Twins(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_spare": []}
+        return {**self.__dict__, "_spare": [], "_block": None}
 
 
 def _call(twin: nn.Module, x: Any) -> Any:
