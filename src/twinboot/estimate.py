@@ -135,7 +135,7 @@ class Estimate(nn.Module):
         names = list(self.partition.parameter_shapes)
         centers = [p.detach() for p in Places(self.module, names).read()]
         noise = [torch.empty_like(wide(c)) for c in centers]
-        fill_normal_(noise, seed)
+        fill_normal_([noise], seed)
         sigmas = self.partition.expand(centers, scale)
         return {n: (c + s * e).to(c.dtype) for n, c, s, e in zip(names, centers, sigmas, noise, strict=True)}
 

@@ -7,7 +7,8 @@ after the weights were put back, a checkpoint with noise in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -18,17 +19,32 @@ from torch.utils._pytree import tree_leaves
 
 from .seeds import derive
 
+_LARGE = 2**19  # from so many weights on, their noise takes milliseconds, and a thread for each copy pays
 
-def fill_normal_(tensors: Sequence[Tensor], seed: int, generator: torch.Generator | None = None) -> None:
-    """Independent standard normals in place: from `generator`, or from one generator per device that `seed` sets."""
-    generators = {generator.device: generator} if generator is not None else {}
-    for t in tensors:
-        device = t.device
-        if device not in generators:
-            if generator is not None:
-                raise ValueError(f"the generator is on {generator.device}, but there are weights on {device}.")
-            generators[device] = torch.Generator(device).manual_seed(derive(seed, len(generators)))
-        t.normal_(generator=generators[device])
+
+def fill_normal_(copies: Sequence[Sequence[Tensor]], seed: int, generator: torch.Generator | None = None) -> None:
+    """Independent standard normals in place: from `generator`, or from generators that `seed` sets.
+
+    PyTorch draws normals on one CPU core, so large copies have streams of their own and are filled side by side.
+    """
+    tensors = [t for copy in copies for t in copy]
+    if generator is not None or sum(map(torch.numel, tensors)) < _LARGE:
+        _fill(tensors, seed, generator)
+    else:
+        with ThreadPoolExecutor(len(copies)) as pool:
+            list(pool.map(_fill, copies, [derive(seed, b) for b in range(len(copies))]))
+
+
+def _fill(tensors: Sequence[Tensor], seed: int, generator: torch.Generator | None = None) -> None:
+    generators = {} if generator is None else {generator.device: generator}
+    with torch.no_grad():
+        for t in tensors:
+            device = t.device
+            if device not in generators:
+                if generator is not None:
+                    raise ValueError(f"the generator is on {generator.device}, but there are weights on {device}.")
+                generators[device] = torch.Generator(device).manual_seed(seed + len(generators))
+            t.normal_(generator=generators[device])
 
 
 class Noisy:
@@ -42,7 +58,7 @@ class Noisy:
     """
 
     def __init__(
-        self, copies: Iterable[nn.Module], weights: list[Tensor], clean: list[Tensor], perturb: Callable[[], None]
+        self, copies: Sequence[nn.Module], weights: list[Tensor], clean: list[Tensor], perturb: Callable[[], None]
     ) -> None:
         self.copies, self.weights, self.clean, self.perturb = copies, weights, clean, perturb
         self.inside = False

@@ -112,11 +112,11 @@ class Twins(nn.Module):
 
         def perturb() -> None:  # w + sigma * e, in the place of w
             self._counts["draws"] += 1
-            fill_normal_(weights, self._seed_of("draws"), generator)
+            fill_normal_(per_copy, self._seed_of("draws"), generator)
             torch._foreach_mul_(weights, self.partition.expand(per_copy[0], scale) * len(per_copy))
             torch._foreach_add_(weights, clean)
 
-        self._block = Noisy(self.copies, weights, clean, perturb)
+        self._block = Noisy(list(self.copies), weights, clean, perturb)
         return self._block
 
     @torch.no_grad()
@@ -125,13 +125,13 @@ class Twins(nn.Module):
         self._refuse_inside("update()")
         partition = self.partition
         first, *others = self._weights()
-        center, total = [wide(w) for w in first], torch.zeros_like(partition.sigma)
+        center, total = [wide(w) for w in first], torch.zeros(())
         for k, twin in enumerate(others, start=1):  # Welford's recurrence: for two copies the paper's formula itself
             apart = torch._foreach_sub([wide(w) for w in twin], center)
-            total.add_(partition.sum_of_squares(apart), alpha=k / (k + 1))
+            total = partition.sum_of_squares(apart) * (k / (k + 1) / len(others)) + total
             if k < len(others):
                 center = list(torch._foreach_add(center, torch._foreach_div(apart, k + 1)))
-        torch.sqrt(total / (partition.sizes * len(others)), out=partition.sigma)
+        torch.sqrt(total / partition.sizes, out=partition.sigma)
         self._counts["updates"] += 1
         if not math.isfinite(partition.sigma.sum().item()):
             group = next(name for name, sigma in self.sigma.items() if not math.isfinite(sigma.sum().item()))
@@ -159,7 +159,7 @@ class Twins(nn.Module):
         centers = [mean(copies) for copies in zip(*per_copy, strict=True)]
         noise = [center.new_zeros(len(self), *center.shape) for center in centers]
         if mode != "mean":
-            fill_normal_(noise, self._seed_of("resets"), generator)
+            fill_normal_([noise], self._seed_of("resets"), generator)
         for copies, center, sigma, e in zip(zip(*per_copy, strict=True), centers, sigmas, noise, strict=True):
             if mode == "centered":
                 e -= e.mean(0)
