@@ -160,6 +160,7 @@ def test_no_global_generator_is_read_or_moved() -> None:
         ({"n": 9, "clusters": torch.zeros(9, 2)}, ValueError, "clusters must hold one label per sample"),
         ({"n": 4, "clusters": [1, 1, 1, 1]}, ValueError, "clusters are all the same"),
         ({"n": 4, "clusters": [0, 0, 1, 1], "strata": [0, 1, 1, 1]}, ValueError, "a cluster must lie in one"),
+        ({"n": 4, "kind": "poisson", "strata": [0, 0, 1, 1]}, ValueError, "cannot keep the shares of strata"),
         ({"n": 4, "block": 4}, ValueError, "block must be a whole number from 1 to less than the 4 samples, not 4"),
         ({"n": 4, "block": 2, "strata": [0, 0, 1, 1]}, ValueError, "block cannot be combined with strata or clusters"),
     ],

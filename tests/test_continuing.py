@@ -48,7 +48,7 @@ SCRIPT = textwrap.dedent(
                     loss = 0
                     for twin, (x, y, *weight) in zip(twins, pair):
                         w = weight[0] if weight else torch.ones(len(y))
-                        loss = loss + (w * F.cross_entropy(twin(x), y, reduction="none")).sum() / w.sum()
+                        loss = loss + (w * F.cross_entropy(twin(x), y, reduction="none")).mean()
                     loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()

@@ -1,4 +1,4 @@
-import tracemalloc
+import warnings
 from typing import Any
 
 import pytest
@@ -6,6 +6,8 @@ import torch
 from loops import assert_same_bits, classes, mlp, pairs, seeded, train
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from twinboot import Blocks, Estimate, Prediction, Twins
@@ -96,32 +98,56 @@ def test_chunks_and_stacks_do_not_change_the_numbers(monkeypatch: pytest.MonkeyP
     whole = estimate.predict(X, 7)
     for batch_size in (1, 5, 23):
         assert_close(estimate.predict(X, 7, batch_size=batch_size), whole)
-    monkeypatch.setattr("twinboot.estimate._WEIGHTS_AT_ONCE", 140)  # two draws of the 67 weights at a time
+    monkeypatch.setattr("twinboot.estimate._DRAWS_AT_ONCE", 2)
     assert_close(estimate.predict(X, 7), whole)
 
 
-def test_memory_does_not_grow_with_the_number_of_inputs() -> None:
-    class Watching(nn.Module):
-        """Says how many numbers it was asked to work on at once."""
+class Largest(TorchDispatchMode):
+    """The largest number of entries of any tensor that an operation makes."""
 
-        largest = 0
+    entries = 0
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(2, 3)
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for t in tree_leaves(made):
+            if isinstance(t, Tensor) and t._base is None:
+                self.entries = max(self.entries, t.numel())
+        return made
 
-        def forward(self, x: Tensor) -> Tensor:
-            Watching.largest = max(Watching.largest, len(x))
-            return self.layer(x)
 
-    estimate = Twins(Watching()).estimate()
-    tracemalloc.start()
-    for n in (1000, 4000):
-        estimate.predict(torch.zeros(n, 2), samples=16, batch_size=64, vectorize=False)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert Watching.largest == 64
-    assert peak < 2**20  # Python's own objects: a few per chunk, none per draw and input
+@pytest.mark.parametrize("vectorize", [True, False])
+def test_memory_does_not_grow_with_the_number_of_draws_or_with_the_inputs_beyond_the_result(vectorize: bool) -> None:
+    estimate = Twins(mlp(hidden=50)).estimate()
+    largest = {}
+    for n, samples in [(2000, 16), (2000, 64), (8000, 16)]:
+        x = torch.zeros(n, 4)
+        with Largest() as watch:
+            estimate.predict(x, samples=samples, batch_size=32, vectorize=vectorize)
+        largest[n, samples] = watch.entries
+    assert largest[2000, 16] == largest[2000, 64]
+    assert largest[8000, 16] == max(8000 * 3, largest[2000, 16])  # the probabilities themselves
+
+
+def test_predictions_carry_no_graph() -> None:
+    assert not trained().estimate().predict(X, 4).mean.requires_grad
+
+
+def test_seed_and_scale_decide_the_draws() -> None:
+    estimate = trained().estimate()
+    assert_same_bits(estimate.predict(X, 4, seed=1).mean, estimate.predict(X, 4, seed=1).mean)
+    assert not torch.equal(estimate.predict(X, 4, seed=1).mean, estimate.predict(X, 4, seed=2).mean)
+    center = estimate.module[0].weight.detach()
+    once, thrice = (estimate.sample(seed=5, scale=s)[0].weight.detach() - center for s in (1.0, 3.0))
+    torch.testing.assert_close(thrice, 3 * once, rtol=1e-4, atol=1e-6)
+
+
+def test_predicting_leaves_hook_based_norms_usable() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        estimate = trained(nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 8)), nn.ReLU(), nn.Linear(8, 3))).estimate()
+    first = estimate.predict(X, 4)
+    estimate.sample()
+    assert_close(estimate.predict(X, 4, vectorize=False), first)
 
 
 def test_models_that_vmap_refuses_are_looped_over() -> None:
@@ -183,11 +209,25 @@ def test_update_batchnorm_gives_the_mean_model_statistics_of_its_own() -> None:
     within = torch.stack([h.var(0) for h in hidden.split(16)]).mean(0)
     torch.testing.assert_close(estimate.module[1].running_var, within)
     assert not estimate.module.training
-    for batches in ([data.tensors[0]], pairs(), [({"x": data.tensors[0]},)]):
-        pick = (lambda batch: batch[0]["x"]) if isinstance(batches, list) and isinstance(batches[0], tuple) else None
-        estimate.update_batchnorm(batches, pick)
-    with pytest.raises(TypeError, match="batches are dict: say with inputs= which tensor"):
-        estimate.update_batchnorm([{"x": data.tensors[0]}])
+    estimate.update_batchnorm([data.tensors[0]])
+    estimate.update_batchnorm([{"x": data.tensors[0]}], inputs=lambda batch: batch["x"])
+    torch.testing.assert_close(estimate.module[1].running_var, hidden.var(0))
+
+
+def test_an_update_of_batchnorm_that_fails_changes_nothing() -> None:
+    estimate = trained(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))).estimate()
+    before = {k: v.clone() for k, v in estimate.state_dict().items()}
+    for batches, error, sentence in [
+        ([{"x": X}], TypeError, "batches are dict: say with inputs= which tensor"),
+        ([X, {"x": X}], TypeError, "batches are dict"),
+        ([], ValueError, "the loader gave no batch"),
+        (pairs(), TypeError, "give a plain DataLoader of the training data"),
+    ]:
+        with pytest.raises(error, match=sentence):
+            estimate.update_batchnorm(batches)  # type: ignore[arg-type]
+        assert_same_bits(dict(estimate.state_dict()), before)
+        assert not estimate.module.training
+        assert estimate.module[1].momentum == 0.1
 
 
 # --- files

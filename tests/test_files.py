@@ -56,7 +56,7 @@ def test_a_file_of_a_newer_version_gets_a_sentence(saved: Path) -> None:
     with safe_open(saved, "pt") as file:
         header = {**file.metadata(), "version": "7"}
     save_file(load_file(saved), saved, metadata=header)
-    with pytest.raises(ValueError, match="has format version 7, but this twinboot reads up to 1: upgrade twinboot"):
+    with pytest.raises(ValueError, match="has format version 7; this twinboot reads 1"):
         Estimate.load(saved, mlp())
 
 
@@ -71,6 +71,34 @@ def test_a_file_of_a_newer_version_gets_a_sentence(saved: Path) -> None:
 def test_a_model_that_does_not_fit_gets_a_sentence(saved: Path, model: nn.Module, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         Estimate.load(saved, model)
+
+
+@pytest.mark.parametrize(("field", "value"), [("aliases", None), ("aliases", "{"), ("partition", None)])
+def test_a_damaged_header_gets_a_sentence(saved: Path, field: str, value: str | None) -> None:
+    with safe_open(saved, "pt") as file:
+        header = {key: text for key, text in file.metadata().items() if key != field}
+    save_file(load_file(saved), saved, metadata=header if value is None else {**header, field: value})
+    with pytest.raises(ValueError, match="is damaged or no safetensors file"):
+        Estimate.load(saved, mlp())
+
+
+def test_weights_tied_in_the_file_must_be_tied_in_the_model_and_the_reverse(tmp_path: Path) -> None:
+    class Pair(nn.Module):
+        def __init__(self, tied: bool) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+            if tied:
+                self.b.weight = self.a.weight
+
+    for tied, where in [(True, "in the file, but not in the model"), (False, "in the model, but not in the file")]:
+        Twins(Pair(tied)).estimate().save(tmp_path / "pair.safetensors")
+        with pytest.raises(ValueError, match=f"'b.weight' is tied to another weight {where}"):
+            Estimate.load(tmp_path / "pair.safetensors", Pair(not tied))
+
+
+def test_saving_into_a_folder_that_is_not_there_gets_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere' to save the estimate in"):
+        Twins(mlp()).estimate().save(tmp_path / "nowhere" / "e.safetensors")
 
 
 def test_a_failed_save_leaves_the_old_file_and_no_other(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:

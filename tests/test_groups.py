@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
+from torch.utils.data import TensorDataset
 
-from twinboot import Blocks, Twins
+from twinboot import Blocks, Bootstrap, PairedLoader, Twins
 from twinboot.groups import assign
 from twinboot.partition import Partition
 
@@ -139,11 +140,34 @@ def test_a_users_function_may_name_groups_or_label_entries() -> None:
         (("a", torch.tensor(-1)), ValueError, "labels of parameter 'weight' must be 0 or more"),
         (("a", torch.zeros(4).long()), ValueError, r"shape \(4,\), which does not broadcast to its shape \(2, 3\)"),
         (("a", torch.tensor([0, 2, 2])), ValueError, "label 1 of group 'a' has no entries"),
+        (("a", torch.arange(3), (2,)), ValueError, r"parameter 'weight' has label 2, beyond the shape \(2,\)"),
     ],
 )
 def test_a_bad_answer_of_a_users_function_gets_a_sentence(answer: Any, error: type[Exception], sentence: str) -> None:
     with pytest.raises(error, match=sentence):
         Partition.of(nn.Linear(3, 2, bias=False), lambda name, p: answer)
+
+
+def test_a_group_has_labels_in_all_its_parameters_or_in_none() -> None:
+    def mixed(name: str, p: Tensor) -> Any:
+        return "a" if name == "bias" else ("a", torch.arange(3))
+
+    with pytest.raises(ValueError, match=r"group 'a' has sigmas of shape \(3,\), but parameter 'bias' wants \(\)"):
+        Partition.of(nn.Linear(3, 2), mixed)
+
+
+def test_the_norms_of_a_weight_normed_transposed_convolution_belong_to_no_output() -> None:
+    model = parametrizations.weight_norm(nn.ConvTranspose2d(4, 4, 3))
+    assert sizes(model, "unit") == {"(model)": [4 * 9 + 1] * 4, "parametrizations.weight.original0": [4]}
+
+
+def test_groups_are_the_same_under_another_default_device() -> None:
+    loader = PairedLoader(TensorDataset(torch.zeros(20, 1)), Bootstrap(20), 5)
+    with torch.device("meta"):
+        assert sizes(nn.Linear(3, 4, device="cpu"), "unit") == {"(model)": [4] * 4}
+        assert sizes(Field(3, 3).to_empty(device="cpu"), Blocks((2, 2))) == {"v": [4, 2, 2, 1]}
+        assert len(Bootstrap(20).unseen) > 0
+        assert len(list(loader.jobs())) == 4
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,11 @@ class Augmented(Numbers):
         return i, torch.rand(()), random.random(), np.random.rand()  # noqa: NPY002
 
 
+def scaled(counts: Tensor) -> Tensor:
+    """Counts as weights: the mean over the samples that are there is 1."""
+    return counts * (counts > 0).sum() / counts.sum()
+
+
 def seen(loader: PairedLoader, twin: int) -> Counter[int]:
     return Counter(i for pair in loader for i in pair[twin][0].tolist())
 
@@ -61,12 +66,12 @@ def test_an_epoch_gives_each_twin_its_bootstrap_sample(
         assert all(len(batch[0]) >= 1 for batch in batches)
         if len(batches) * batch_size >= sum(len(batch[0]) for batch in batches):
             assert all(len(batch[0]) <= batch_size for batch in batches)
-        given: Counter[int] = Counter()
-        for batch in batches:
-            weights = batch[1] if resample == "counts" else torch.ones(len(batch[0]))
-            for i, weight in zip(batch[0].tolist(), weights.tolist(), strict=True):
-                given[i] += int(weight)
-        assert [given[i] for i in range(n)] == bootstrap.counts[r].tolist()
+        index = torch.cat([batch[0] for batch in batches])
+        if resample == "draws":
+            assert torch.equal(torch.bincount(index, minlength=n), bootstrap.counts[r])
+        else:
+            weights = torch.zeros(n).index_add_(0, index, torch.cat([batch[1] for batch in batches]))
+            torch.testing.assert_close(weights, scaled(bootstrap.counts[r]).float())
 
 
 def test_unseen_samples_are_never_given() -> None:
@@ -89,7 +94,7 @@ def test_bayesian_weights_come_with_counts_and_are_refused_with_draws() -> None:
     bootstrap = Bootstrap(30, kind="bayesian")
     [pair] = PairedLoader(TensorDataset(torch.arange(30)), bootstrap, 30, "counts")
     for (index, weight), counts in zip(pair, bootstrap.counts, strict=True):
-        torch.testing.assert_close(weight, counts[index].float())
+        torch.testing.assert_close(weight, counts[index].float())  # their mean is 1 already
     with pytest.raises(ValueError, match='use counts \\(resample="counts"'):
         PairedLoader(TensorDataset(torch.arange(30)), bootstrap, 30)
 
@@ -135,7 +140,7 @@ def test_samples_of_each_form_are_collated_and_weighted(form: str) -> None:
                 if resample == "counts":
                     weight = batch["weight"] if form == "dict" else batch[-1]
                     assert weight.dtype == torch.float32
-                    assert torch.equal(weight.long(), bootstrap.counts[r][index])
+                    torch.testing.assert_close(weight, scaled(bootstrap.counts[r])[index].float())
 
 
 def test_the_fast_path_gives_what_the_slow_path_gives() -> None:
@@ -222,6 +227,17 @@ def test_state_continues_after_the_batch_that_came_last(workers: int, resample: 
     assert steps in (3, 4)
 
 
+def test_an_iteration_that_is_finished_late_does_not_disturb_a_newer_one() -> None:
+    loader = pairs()
+    old = iter(loader)
+    next(old)
+    list(loader)
+    assert (loader.epoch, loader.step) == (3, 0)
+    for _ in old:
+        pass
+    assert loader.epoch == 3
+
+
 def test_leaving_an_epoch_early_starts_a_new_one_like_any_loader() -> None:
     loader = pairs()
     first = next(iter(loader))
@@ -238,10 +254,17 @@ def test_persistent_workers_go_on_from_epoch_to_epoch() -> None:
 
 def test_a_state_of_another_loader_is_refused_in_a_sentence() -> None:
     state = pairs().state_dict()
-    with pytest.raises(ValueError, match="the checkpoint does not fit: the loader's length was 4 and is 8"):
-        pairs(batch_size=5).load_state_dict(state)
-    with pytest.raises(ValueError, match="the loader's seed was 0 and is 7"):
-        pairs(seed=7).load_state_dict(state)
+    for other, difference in [
+        (pairs(batch_size=11), "batch_size was 10 and is 11 here"),
+        (pairs(seed=7), "seed was 0 and is 7 here"),
+        (pairs(resample="counts", batch_size=10), "resample was draws and is counts here"),
+        (pairs(shuffle=False), "shuffle was True and is False here"),
+        (PairedLoader(classes(40), Bootstrap(40, kind="poisson"), 10), "checksum of the bootstrap was"),
+    ]:
+        with pytest.raises(ValueError, match=f"the checkpoint does not fit: {difference}"):
+            other.load_state_dict(state)
+    with pytest.raises(ValueError, match="the checkpoint does not fit: it says nothing of 'seed'"):
+        pairs().load_state_dict({})
 
 
 # --- bad input
@@ -261,13 +284,22 @@ class Stream(IterableDataset[int]):
         (Numbers(5), 5, {"batch_size": 0}, ValueError, "batch_size must be a whole number of at least 1, not 0"),
         (Numbers(5), 5, {"resample": "all"}, ValueError, 'unknown resample \'all\': use "draws" or "counts"'),
         (Numbers(5), 5, {"sampler": [1]}, TypeError, "sampler cannot be given: the bootstrap and the seed decide"),
+        (Numbers(5), 5, {"in_order": False}, TypeError, "in_order cannot be given"),
+        (
+            Numbers(5),
+            5,
+            {"bootstrap": 5},
+            TypeError,
+            "bootstrap must be a Bootstrap, such as",
+        ),
+        ({1, 2}, 5, {}, TypeError, "the dataset must be map-style"),
     ],
 )
 def test_bad_input_gets_a_sentence(
     dataset: Any, n: int, options: dict[str, Any], error: type[Exception], sentence: str
 ) -> None:
     with pytest.raises(error, match=sentence):
-        PairedLoader(dataset, Bootstrap(n), **{"batch_size": 2, **options})
+        PairedLoader(dataset, **{"bootstrap": Bootstrap(n), "batch_size": 2, **options})
 
 
 def test_batches_that_cannot_take_a_weight_get_a_sentence() -> None:

@@ -1,3 +1,8 @@
+import copy
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -42,12 +47,20 @@ def test_restore_is_bit_exact_after_an_exception(twins: Twins) -> None:
         pass
 
 
-def test_restore_is_bit_exact_when_the_noise_itself_fails(twins: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["torch._foreach_mul_", "torch._foreach_add_", "twinboot.noise.Noisy.watch"])
+def test_restore_is_bit_exact_when_the_noise_itself_fails(
+    twins: Twins, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def fail(*_: Any) -> None:
+        raise KeyboardInterrupt
+
     before = weights(twins)
-    monkeypatch.setattr(torch, "_foreach_mul_", lambda *_: (_ for _ in ()).throw(MemoryError))
-    with pytest.raises(MemoryError), twins.sampled():
-        pass
+    with monkeypatch.context() as patch:
+        patch.setattr(where, fail)
+        with pytest.raises(KeyboardInterrupt), twins.sampled():
+            pass
     assert_same_bits(weights(twins), before)
+    twins.update()
 
 
 @pytest.mark.parametrize("call", ["update", "reset", "estimate", "half"])
@@ -98,24 +111,75 @@ def test_backward_after_the_block_is_refused_where_pytorch_itself_would_not_noti
             loss_of(twins).backward()
 
 
-def test_backward_of_a_pass_outside_any_block_is_as_usual(twins: Twins) -> None:
+def test_backward_after_the_block_is_refused_for_outputs_of_any_form() -> None:
+    @dataclass
+    class Output:
+        logits: Tensor
+
+    class Structured(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Any:
+            return {"dict": {"logits": self.inner(x)}, "dataclass": Output(self.inner(x))}[form]
+
+    for form in ("dict", "dataclass"):
+        twins = Twins(Structured())
+        with twins.sampled():
+            output = twins[0](torch.ones(2, 4))
+        with pytest.raises(RuntimeError, match="inside the block"):
+            (output["logits"] if form == "dict" else output.logits).sum().backward()
+
+
+def test_passes_outside_any_block_are_as_usual(twins: Twins) -> None:
     loss_of(twins).backward()
-    loss = loss_of(twins)
-    with twins.sampled(scale=0.0):
-        pass
-    del loss
+    gradient = [p.grad for p in twins.parameters()]
+    plain = mlp()
+    plain.load_state_dict(twins[0].state_dict())
+    x, y = classes().tensors
+    F.cross_entropy(plain(x), y).backward()
+    torch.testing.assert_close(gradient[:4], [p.grad for p in plain.parameters()])
 
 
-def test_an_optimizer_that_steps_inside_is_refused_and_nothing_is_lost(twins: Twins) -> None:
-    optimizer = torch.optim.SGD(twins.parameters(), 0.1)
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"foreach": True}])
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_an_optimizer_that_steps_inside_is_refused_and_nothing_is_lost(twins: Twins, kind: Any, options: Any) -> None:
+    optimizer = kind(twins.parameters(), lr=0.1, **options)
+    other = torch.optim.SGD(mlp().parameters(), 0.1)
     before = weights(twins)
     loss_of(twins).backward()
-    with (
-        pytest.raises(RuntimeError, match=r"weights were changed inside sampled\(\).*optimizer.step\(\)"),
-        twins.sampled(),
-    ):
+    with pytest.raises(RuntimeError, match=r"optimizer.step\(\) was called inside sampled\(\)"), twins.sampled():
         optimizer.step()
     assert_same_bits(weights(twins), before)
+    with twins.sampled():
+        other.step()  # not of these weights
+    optimizer.step()
+    assert not torch.equal(weights(twins)[0], before[0])
+
+
+def test_weights_that_are_set_inside_are_refused_and_put_back(twins: Twins) -> None:
+    before, other = weights(twins), mlp(seed=5).state_dict()
+    with pytest.raises(RuntimeError, match=r"the weights were changed inside sampled\(\)"), twins.sampled():
+        twins[0].load_state_dict(other)
+    assert_same_bits(weights(twins), before)
+
+
+def test_blocks_that_are_made_before_they_are_entered_are_refused_when_nested(twins: Twins) -> None:
+    before = weights(twins)
+    first, second = twins.sampled(), twins.sampled()
+    with pytest.raises(RuntimeError, match=r"sampled\(\) was called inside sampled\(\)"), first, second:
+        pass
+    assert_same_bits(weights(twins), before)
+    with twins.sampled():
+        pass
+
+
+def test_copies_and_pickles_inside_are_refused(twins: Twins) -> None:
+    for call in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(RuntimeError, match=r"copy or pickle was called inside sampled\(\)"), twins.sampled():
+            call(twins)
+    pickle.loads(pickle.dumps(twins)).update()
 
 
 def test_saving_inside_never_stores_noisy_weights(twins: Twins) -> None:

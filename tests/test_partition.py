@@ -26,7 +26,7 @@ class Bag(nn.Module):
 
 def by_parity(name: str, parameter: Tensor) -> tuple[str, Tensor] | str:
     if parameter.numel() < 2:
-        return "parity"
+        return "single"
     return "parity", (torch.arange(parameter.numel()) % 2).view(parameter.shape)
 
 

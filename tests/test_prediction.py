@@ -107,5 +107,7 @@ def test_what_belongs_to_the_other_task_gets_a_sentence() -> None:
         classification.interval()
     with pytest.raises(ValueError, match=r"level must lie between 0 and 1, such as 0.95, not 95"):
         regression.interval(95)
+    with pytest.raises(ValueError, match="a prediction without spread has no likelihood: give the standard deviation"):
+        Prediction("regression", torch.zeros(2), torch.zeros(2)).nll(torch.zeros(2))
     with pytest.raises(ValueError, match=r"the target has shape \(3,\), the prediction \(2,\)"):
         regression.nll(torch.zeros(3))

@@ -35,6 +35,12 @@ def test_growing_with_factor_one_is_every() -> None:
     assert due(resets.growing(7, 1.0), 50) == due(resets.every(7), 50)
 
 
+@pytest.mark.parametrize("schedule", [resets.every(5), resets.at(1), resets.growing(), resets.never()])
+def test_counts_from_zero_are_refused(schedule: resets.Schedule) -> None:
+    with pytest.raises(ValueError, match=r"start at 1, not 0: ask due\(epoch \+ 1\)"):
+        schedule(0)
+
+
 def test_growing_answers_far_ahead() -> None:
     assert not resets.growing(50, 4.0)(10**9)
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from loops import assert_same_bits, classes, mlp, pairs, seeded, snapshot, train
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.utils import clip_grad_norm_, parametrizations
 
 from twinboot import Bootstrap, PairedLoader, Twins, resets
@@ -61,10 +62,24 @@ def test_counts_and_draws_have_the_same_full_batch_gradient() -> None:
         [pair] = PairedLoader(data, bootstrap, 60, resample)  # type: ignore[arg-type]
         for twin, (x, y, *weight) in zip(twins, pair, strict=True):
             per_sample = F.cross_entropy(twin(x), y, reduction="none")
-            w = weight[0] if weight else torch.ones(len(y))
-            ((w * per_sample).sum() / w.sum()).backward()
+            (per_sample * weight[0] if weight else per_sample).mean().backward()
         gradients.append([p.grad for p in twins.parameters()])
     torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 16])
+def test_counts_and_draws_have_the_same_objective_in_small_batches(batch_size: int) -> None:
+    """The gradient of a sample is a vector of its own here, so that an epoch shows how much each sample counts."""
+    n, bootstrap = 64, Bootstrap(64, seed=1)
+    data = torch.utils.data.TensorDataset(torch.eye(n))
+    for r in range(2):
+        weight = nn.Parameter(torch.zeros(n))
+        loader = PairedLoader(data, bootstrap, batch_size, "counts")
+        for pair in loader:
+            x, w = pair[r]
+            (w * (x @ weight)).mean().mul(len(x)).backward()  # batches of equal sizes would need no correction
+        assert weight.grad is not None
+        torch.testing.assert_close(weight.grad / weight.grad.sum() * n, bootstrap.counts[r].float())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -179,16 +194,29 @@ def test_lbfgs_works_with_a_closure_that_repeats_its_draw() -> None:
         torch.testing.assert_close(shift, sigma * moved, rtol=0, atol=1e-3)
 
 
+class Wrapped(nn.Module):
+    """A class of one's own, whose compile() takes effect (that of nn.Sequential has none)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize("whole", [True, False], ids=["the twins", "each twin"])
 def test_compiled_twins_give_the_same_run(whole: bool) -> None:
+    backend = CompileCounterWithBackend("aot_eager")
+
     def run(compiled: bool) -> dict[str, Tensor]:
-        twins = Twins(mlp())
+        twins = Twins(Wrapped())
         forward: Any = twins
         if compiled and whole:
-            forward = torch.compile(twins, backend="aot_eager")
+            forward = torch.compile(twins, backend=backend)
         elif compiled:
             for twin in twins:
-                twin.compile(backend="aot_eager")
+                twin.compile(backend=backend)
         optimizer = torch.optim.SGD(twins.parameters(), 0.1)
         for (x1, y1), (x2, y2) in list(pairs())[:3]:
             with twins.sampled():
@@ -201,6 +229,7 @@ def test_compiled_twins_give_the_same_run(whole: bool) -> None:
         return snapshot(twins)
 
     torch.testing.assert_close(run(True), run(False))
+    assert backend.frame_count > 0
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own

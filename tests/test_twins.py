@@ -264,14 +264,21 @@ def test_frozen_parameters_are_shared_and_left_alone() -> None:
     model[0].requires_grad_(False)
     frozen = snapshot(model[0])
     twins = Twins(model)
-    assert twins[0][0].weight is twins[1][0].weight is model[0].weight
+    assert twins[0][0].weight is twins[1][0].weight
+    assert twins[0][0].weight.data_ptr() == model[0].weight.data_ptr()
     assert twins[0][2].weight is not twins[1][2].weight
     assert sum(p.numel() for p in twins.parameters()) == 40 + 2 * 27
     train(twins, pairs(), torch.optim.Adam([p for p in twins.parameters() if p.requires_grad]))
     with twins.sampled():
         assert_same_bits(twins[0][0].state_dict(), frozen)
     assert list(twins.sigma) == ["2"]
-    assert twins.estimate().module[0].weight is model[0].weight
+    estimate = twins.estimate()
+    assert estimate.module[0].weight.data_ptr() == model[0].weight.data_ptr()
+    estimate.half()  # casting or moving one of them leaves the others as they are
+    twins.double()
+    assert model[0].weight.dtype == torch.float32
+    assert twins[0][0].weight.dtype == twins[1][0].weight.dtype == torch.float64
+    assert estimate.module[0].weight.dtype == torch.float16
 
 
 def test_tied_weights_stay_tied() -> None:
@@ -399,13 +406,46 @@ def test_state_dict_carries_sigma_and_the_noise_to_come() -> None:
 
 @pytest.mark.parametrize("other", [{"replicas": 3}, {"groups": "tensor"}, {"groups": "unit"}])
 def test_a_checkpoint_of_other_twins_is_refused_in_a_sentence(other: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"the checkpoint does not fit: its (replicas|groups) are"):
+    with pytest.raises(
+        ValueError, match=r"the checkpoint does not fit: (replicas|groups of '0') was .* and is .* here"
+    ):
         Twins(mlp()).load_state_dict(Twins(mlp(), **other).state_dict())
 
 
 def test_a_checkpoint_of_another_model_is_refused_in_a_sentence() -> None:
-    with pytest.raises(ValueError, match="the checkpoint does not fit: its parameters are"):
+    with pytest.raises(ValueError, match=r"parameters of '0.weight' was \[9, 4\] and is \[8, 4\] here"):
         Twins(mlp()).load_state_dict(Twins(mlp(hidden=9)).state_dict())
+
+
+def test_what_is_no_state_of_twins_gets_a_sentence() -> None:
+    with pytest.raises(ValueError, match=r"this is no state of twins: .* load them into it before Twins\(model\)"):
+        Twins(mlp()).load_state_dict(mlp().state_dict())
+    damaged = {**Twins(mlp()).state_dict(), "_extra_state": torch.zeros(3, dtype=torch.uint8)}
+    with pytest.raises(ValueError, match="the checkpoint is damaged"):
+        Twins(mlp()).load_state_dict(damaged)
+
+
+def test_a_reset_draws_from_the_generator_that_is_given() -> None:
+    first, second = Twins(mlp()), Twins(mlp(), seed=1)
+    for twins in (first, second):
+        twins.partition.sigma.fill_(0.5)
+        twins.reset(generator=seeded(8))
+    assert_same_bits([p.detach() for p in second.parameters()], [p.detach() for p in first.parameters()])
+
+
+def test_large_copies_are_drawn_side_by_side_and_the_same_each_time() -> None:
+    def draw() -> Tensor:
+        twins = Twins(Mean(2**19), seed=3)
+        twins.partition.sigma.fill_(2.0)
+        with twins.sampled():
+            return torch.stack([twin.w.detach() for twin in twins])
+
+    noise = draw()
+    assert_same_bits(draw(), noise)
+    for twin in noise:
+        within_four_standard_errors(twin, 0.0)
+        within_four_standard_errors(twin.square(), 4.0)
+    within_four_standard_errors(noise[0] * noise[1], 0.0)
 
 
 def test_deepcopy_gives_independent_twins_with_the_same_future() -> None:

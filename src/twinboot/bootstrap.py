@@ -30,7 +30,8 @@ class Bootstrap:
         kind: `"multinomial"`: n draws with replacement, as in the paper. `"poisson"`: each count is Poisson(1) on its
             own, so data that arrive later do not change the counts of the earlier ones. `"bayesian"`: real-valued
             weights, uniform on the simplex (Rubin); every twin sees every sample, so none is `unseen`.
-        strata: a label per sample; each stratum is resampled within itself, so class shares are kept exactly.
+        strata: a label per sample; each stratum is resampled within itself, so class shares are kept exactly
+            (not for `"poisson"`, whose counts are independent of each other).
         clusters: a label per sample; whole clusters are drawn, so what belongs together is seen or unseen together.
             Within strata, if both are given.
         block: for series: runs of so many consecutive samples are drawn, round the end (circular block bootstrap).
@@ -60,6 +61,8 @@ class Bootstrap:
         self.replicas, self.seed, self.kind = replicas, seeds.checked(seed), kind
         stratum = _codes("strata", strata, self.n)
         cluster = _codes("clusters", clusters, self.n)
+        if strata is not None and kind == "poisson":
+            raise ValueError('kind="poisson" draws each count on its own, which cannot keep the shares of strata.')
         if block is not None:
             _check_block(block, self.n, strata, clusters)
         drawn = []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -13,16 +15,16 @@ from torch.func import functional_call, vmap
 from torch.optim.swa_utils import update_bn
 
 from . import files
-from .noise import fill_normal_
+from .noise import normals
 from .partition import Partition
 from .prediction import Moments, Prediction, Task, combine
 from .replicate import Places, mean, replicate, wide
 from .seeds import derive
 
-# Several draws at once pay where a forward pass is mostly overhead; beyond this many weights they do not
-# (benchmarks/overhead.py, "predict").
-_SMALL_MODEL = 2**20
-_WEIGHTS_AT_ONCE = 2**24  # in that case, how many weights of stacked draws to hold
+# Several draws at once pay where a forward pass is mostly overhead, and cost memory for as many activations
+# (docs/overhead.md, "predict").
+_SMALL_MODEL = 2**17  # weights
+_DRAWS_AT_ONCE = 8
 
 
 class Estimate(nn.Module):
@@ -40,14 +42,14 @@ class Estimate(nn.Module):
     @classmethod
     def of(cls, copies: Sequence[nn.Module], partition: Partition) -> Estimate:
         """The estimate in the middle of trained copies; frozen parameters are shared with them."""
-        module = replicate(copies[0])
+        [module] = replicate(copies[0])
         names = list(partition.parameter_shapes)
         trained = zip(*(Places(c, names).read() for c in copies), strict=True)
         with torch.no_grad():
             for center, weights in zip(Places(module, names).read(), trained, strict=True):
                 center.copy_(mean(weights))
             for layer, *others in zip(module.modules(), *(c.modules() for c in copies), strict=True):
-                if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is not None:
+                if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.running_mean is not None:
                     # Not the mean model's own statistics, but near them; update_batchnorm gives its own.
                     for name in ("running_mean", "running_var"):
                         getattr(layer, name).copy_(mean([getattr(other, name) for other in others]))
@@ -63,7 +65,7 @@ class Estimate(nn.Module):
 
     def sample(self, seed: int = 0, scale: float = 1.0) -> nn.Module:
         """A model of your own class whose weights are a draw from N(mean, (scale * sigma)^2)."""
-        module = replicate(self.module)
+        [module] = replicate(self.module)
         with torch.no_grad():
             for name, draw in self._draw(derive(seed, "sample"), scale).items():
                 module.get_parameter(name).copy_(draw)
@@ -112,44 +114,35 @@ class Estimate(nn.Module):
         self, chunks: list[Callable[[], Any]], task: Task, draws: list[int], scale: float, vectorize: bool
     ) -> Prediction:
         moments = [Moments(task) for _ in chunks]
+        # Inside vmap a module may keep what is only valid there (weight_norm's hook does), so that uses up a copy.
+        run: Callable[..., Tensor] = partial(_run, replicate(self.module)[0] if vectorize else self.module, task)
+        run = vmap(run, in_dims=(0, None)) if vectorize else run
         for weights in self._stacks(draws, scale, vectorize):
-            run = vmap(self._run, in_dims=(0, None, None)) if vectorize else self._run
             for part, chunk in zip(moments, chunks, strict=True):
-                outputs = run(weights, chunk(), task)
+                outputs = run(weights, chunk())
                 part.add(outputs if vectorize else outputs.unsqueeze(0))
         return combine(moments)
 
     def _stacks(self, draws: list[int], scale: float, vectorize: bool) -> Iterator[dict[str, Tensor]]:
-        """The weights of the draws: one after another, or stacked as many at a time as memory should hold."""
+        """The weights of the draws: one after another, or several at a time, stacked."""
         if not draws:
             yield {}
         elif not vectorize:
             yield from (self._draw(seed, scale) for seed in draws)
         else:
-            together = max(1, _WEIGHTS_AT_ONCE // int(self.partition.sizes.sum()))
-            for start in range(0, len(draws), together):
-                stack = [self._draw(seed, scale) for seed in draws[start : start + together]]
+            for start in range(0, len(draws), _DRAWS_AT_ONCE):
+                stack = [self._draw(seed, scale) for seed in draws[start : start + _DRAWS_AT_ONCE]]
                 yield {name: torch.stack([weights[name] for weights in stack]) for name in stack[0]}
 
     def _draw(self, seed: int, scale: float) -> dict[str, Tensor]:
         names = list(self.partition.parameter_shapes)
         centers = [p.detach() for p in Places(self.module, names).read()]
         noise = [torch.empty_like(wide(c)) for c in centers]
-        fill_normal_([noise], seed)
+        fill = normals(seed)
+        for e in noise:
+            fill(e)
         sigmas = self.partition.expand(centers, scale)
         return {n: (c + s * e).to(c.dtype) for n, c, s, e in zip(names, centers, sigmas, noise, strict=True)}
-
-    def _run(self, weights: dict[str, Tensor], x: Any, task: Task) -> Tensor:
-        args, kwargs = ((), dict(x)) if isinstance(x, Mapping) else (x if isinstance(x, tuple) else (x,), {})
-        output = functional_call(self.module, weights, args, kwargs)
-        if not isinstance(output, Tensor):
-            raise TypeError(f"predict needs a model that returns a tensor, not {type(output).__name__}.")
-        if task == "classification" and (output.ndim < 2 or output.shape[1] < 2):
-            raise ValueError(
-                "classification needs logits of at least two classes along dimension 1, but the model gives shape "
-                f'{tuple(output.shape)}; for values use task="regression".'
-            )
-        return output
 
     def update_batchnorm(self, loader: Iterable[Any], inputs: Callable[[Any], Tensor] | None = None) -> None:
         """Give the mean model BatchNorm statistics of its own, in one pass over training inputs (SWA's `update_bn`).
@@ -157,9 +150,15 @@ class Estimate(nn.Module):
         `loader` gives batches, of which `inputs` picks the model's input: by default the batch itself, or its first
         tensor. The twins' own statistics belong to other weights; without this call accuracy can collapse.
         """
-        pick = inputs or _first_tensor
-        device = self.partition.sigma.device
-        update_bn((pick(batch) for batch in loader), self.module, device)
+        if hasattr(loader, "bootstrap"):
+            raise TypeError("give a plain DataLoader of the training data: a PairedLoader would count its epochs on.")
+        picked = map(inputs or _first_tensor, loader)
+        first = next(picked, None)
+        if first is None:
+            raise ValueError("the loader gave no batch, so there are no statistics to take.")
+        [fresh] = replicate(self.module)  # whatever goes wrong on the way, this estimate keeps what it has
+        update_bn(chain([first], picked), fresh, self.partition.sigma.device)
+        self.module.load_state_dict(fresh.state_dict())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the mean weights, sigma and the groups to a safetensors file."""
@@ -170,10 +169,24 @@ class Estimate(nn.Module):
     def load(cls, path: str | os.PathLike[str], model: nn.Module) -> Estimate:
         """Read what `save` wrote, into a copy of `model`: any instance of the class that was trained."""
         state, description, labels, sigma = files.read(path)
-        module = replicate(model, share_frozen=False)
+        [module] = replicate(model, share_frozen=False)
         files.fit(state, module, path)
         partition = Partition.restore(description, labels, sigma)
         return cls(module, partition.to(next(module.parameters()).device))
+
+
+def _run(module: nn.Module, task: Task, weights: dict[str, Tensor], x: Any) -> Tensor:
+    """The module's output for x with some of its weights replaced."""
+    args, kwargs = ((), dict(x)) if isinstance(x, Mapping) else (x if isinstance(x, tuple) else (x,), {})
+    output = functional_call(module, weights, args, kwargs)
+    if not isinstance(output, Tensor):
+        raise TypeError(f"predict needs a model that returns a tensor, not {type(output).__name__}.")
+    if task == "classification" and (output.ndim < 2 or output.shape[1] < 2):
+        raise ValueError(
+            "classification needs logits of at least two classes along dimension 1, but the model gives shape "
+            f'{tuple(output.shape)}; for values use task="regression".'
+        )
+    return output
 
 
 def _first_tensor(batch: Any) -> Tensor:

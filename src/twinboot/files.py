@@ -30,20 +30,10 @@ def write(
 ) -> None:
     """Write a module's state dict and what belongs to it; a kill at any moment leaves the old file or the new one."""
     path = Path(path)
-    kept: dict[str, Tensor] = {}
-    aliases: dict[str, str] = {}  # tied weights: stored once, under the first of their names
-    stored: dict[tuple[Any, ...], str] = {}
-    for key, value in state.items():
-        if not isinstance(value, Tensor):
-            raise TypeError(
-                f"the model's state holds {key!r} of type {type(value).__name__}; only tensors can be saved."
-            )
-        place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
-        if value.numel() and place in stored:
-            aliases[key] = stored[place]
-        else:
-            stored[place] = key
-            kept[f"module.{key}"] = value.detach().cpu().contiguous().clone()
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {os.fspath(path.parent)!r} to save the estimate in.")
+    aliases = _aliases(state)
+    kept = {f"module.{k}": v.detach().cpu().contiguous().clone() for k, v in state.items() if k not in aliases}
     kept["sigma"] = sigma.cpu().clone()
     kept.update({f"labels.{name}": t.cpu().clone() for name, t in labels.items()})
     header = {
@@ -67,16 +57,21 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
-            _check(path, header)
+            if header.get("format") != FORMAT:
+                raise ValueError(f"{os.fspath(path)!r} is a safetensors file, but holds no twinboot estimate.")
+            if (version := header.get("version")) != str(VERSION):
+                raise ValueError(f"{os.fspath(path)!r} has format version {version}; this twinboot reads {VERSION}.")
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - safe_open is no mapping
-    except SafetensorError as error:
+            aliases, partition = json.loads(header["aliases"]), json.loads(header["partition"])
+            sigma = tensors["sigma"]
+    except (SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise ValueError(
             f"{os.fspath(path)!r} is damaged or no safetensors file ({error}): save the estimate again."
         ) from None
     state = {key.removeprefix("module."): t for key, t in tensors.items() if key.startswith("module.")}
-    state.update({alias: state[key] for alias, key in json.loads(header["aliases"]).items()})
+    state.update({alias: state[key] for alias, key in aliases.items()})
     labels = {key.removeprefix("labels."): t for key, t in tensors.items() if key.startswith("labels.")}
-    return state, json.loads(header["partition"]), labels, tensors["sigma"]
+    return state, partition, labels, sigma
 
 
 def fit(state: Mapping[str, Tensor], module: torch.nn.Module, path: str | os.PathLike[str]) -> None:
@@ -89,6 +84,13 @@ def fit(state: Mapping[str, Tensor], module: torch.nn.Module, path: str | os.Pat
                 f"{os.fspath(path)!r} is of another model: {key!r} is {_shape(saved)} in the file and "
                 f"{_shape(wanted)} in the model given."
             )
+    tied_here, tied_then = _aliases(here), _aliases(state)
+    for key in {**tied_here, **tied_then}:
+        if tied_here.get(key) != tied_then.get(key):
+            where = (
+                "in the file, but not in the model given" if key in tied_then else "in the model, but not in the file"
+            )
+            raise ValueError(f"{os.fspath(path)!r} is of another model: {key!r} is tied to another weight {where}.")
     module.load_state_dict(dict(state))
 
 
@@ -96,11 +98,15 @@ def _shape(t: Tensor | None) -> str:
     return "missing" if t is None else f"of shape {tuple(t.shape)}"
 
 
-def _check(path: str | os.PathLike[str], header: Mapping[str, str]) -> None:
-    if header.get("format") != FORMAT:
-        raise ValueError(f"{os.fspath(path)!r} is a safetensors file, but holds no twinboot estimate.")
-    if int(header["version"]) > VERSION:
-        raise ValueError(
-            f"{os.fspath(path)!r} has format version {header['version']}, but this twinboot reads up to {VERSION}: "
-            "upgrade twinboot."
-        )
+def _aliases(state: Mapping[str, Any]) -> dict[str, str]:
+    """Tied weights: each further name -> the first name of the same tensor."""
+    first: dict[tuple[Any, ...], str] = {}
+    aliases = {}
+    for key, value in state.items():
+        if not isinstance(value, Tensor):
+            kind = type(value).__name__
+            raise TypeError(f"the model's state holds {key!r} of type {kind}; only tensors can be saved.")
+        place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
+        if value.numel() and first.setdefault(place, key) != key:
+            aliases[key] = first[place]
+    return aliases

@@ -62,9 +62,9 @@ class Blocks:
             )
         block = (1,) * missing + self.block
         grid = tuple(math.ceil(size / b) for size, b in zip(parameter.shape, block, strict=True))
-        labels = torch.zeros((), dtype=torch.long)
+        labels = torch.zeros((), dtype=torch.long, device="cpu")
         for size, b, cells in zip(parameter.shape, block, grid, strict=True):
-            labels = labels[..., None] * cells + torch.arange(size) // b
+            labels = labels[..., None] * cells + torch.arange(size, device="cpu") // b
         return Assignment(name, labels, grid)
 
 
@@ -131,6 +131,8 @@ class _Units:
             return name
         layer = layer_of(self.model, name)
         labels = self._labels(self.model.get_submodule(layer), parameter)
+        if labels is None:
+            return name
         outputs = int(labels.max()) + 1
         group = layer or ROOT
         if self.outputs.setdefault(layer, outputs) != outputs:
@@ -138,14 +140,15 @@ class _Units:
         return Assignment(group, labels, (outputs,))
 
     @staticmethod
-    def _labels(module: nn.Module, parameter: Tensor) -> Tensor:
-        labels = torch.arange(parameter.shape[0])
+    def _labels(module: nn.Module, parameter: Tensor) -> Tensor | None:
+        labels = torch.arange(parameter.shape[0], device="cpu")
         if isinstance(module, nn.modules.conv._ConvTransposeNd) and parameter.ndim > 1:
             # Stored as [in, out / groups, ...]: the outputs lie along dimension 1, one group of inputs after another.
             share = module.out_channels // module.groups
-            if parameter.shape[:2] == (module.in_channels, share):
-                of_input = torch.arange(module.in_channels) // (module.in_channels // module.groups)
-                labels = of_input[:, None] * share + torch.arange(share)
+            if parameter.shape[:2] != (module.in_channels, share):
+                return None  # the norms of a weight-normed one, which belong to its inputs
+            of_input = labels // (module.in_channels // module.groups)
+            labels = of_input[:, None] * share + torch.arange(share, device="cpu")
         return labels.view(*labels.shape, *[1] * (parameter.ndim - labels.ndim))
 
 
@@ -167,6 +170,8 @@ def _checked(answer: object, name: str, parameter: Tensor) -> Assignment:
     labels = labels.detach().cpu().long()
     if labels.numel() == 0 or int(labels.min()) < 0:
         raise ValueError(f"the labels of parameter {name!r} must be 0 or more.")
+    if shape is not None and int(labels.max()) >= math.prod(shape):
+        raise ValueError(f"parameter {name!r} has label {int(labels.max())}, beyond the shape {shape} of its group.")
     missing = parameter.ndim - labels.ndim
     if missing < 0 or any(a not in (1, b) for a, b in zip(labels.shape, parameter.shape[missing:], strict=True)):
         raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, SupportsIndex
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from . import seeds
 from .bootstrap import Bootstrap
+from .states import require_same
 
 WEIGHT = "weight"  # the key of the counts in batches that are mappings
 Job = tuple[int, list[Tensor]]  # the seed of a step and the indices of each twin's batch
@@ -28,9 +30,10 @@ class PairedLoader:
         bootstrap: who sees which sample how often.
         batch_size: samples per twin and batch.
         resample: `"draws"`: a sample that was drawn twice comes twice an epoch, as in the paper. `"counts"`: each
-            distinct sample comes once, and its count is added to the batch as the last element, or under the key
-            "weight" if batches are mappings: the same objective at 63 % of the work. Then the loss of a batch is
-            `(weight * loss_per_sample).sum() / weight.sum()`.
+            distinct sample comes once, with its count as a weight: the last element of the batch, or the key "weight"
+            if batches are mappings. Weights are counts scaled to a mean of 1 over the twin's sample, so that the loss
+            of a batch is `(weight * loss_per_sample).mean()`: the same objective at 63 % of the work. (To divide by
+            the batch's own sum of weights instead would favour samples with small counts.)
         shuffle: a new order in each epoch, or ascending indices.
         drop_last: leave out the batches that are not full.
         seed: of the order and of random transforms in the dataset; by default the bootstrap's.
@@ -40,7 +43,9 @@ class PairedLoader:
     in size. The order, and what random transforms of the dataset do, depend on the seed, the epoch and the
     step alone: not on the number of workers, and not on whether the run was interrupted.
 
-    `state_dict()` after a batch and `load_state_dict()` continue with the next batch. `epoch` counts from 1.
+    `epoch` counts from 1. `state_dict()` after a batch and `load_state_dict()` continue with the next batch of that
+    epoch; start the loop over epochs at `loader.epoch`. An epoch that was left early is continued by such a state, too,
+    whereas without one the next iteration begins a new epoch, as with any loader.
     """
 
     def __init__(
@@ -70,7 +75,11 @@ class PairedLoader:
         self._length = min(sizes) // batch_size if drop_last else min(-(-max(sizes) // batch_size), min(sizes))
         if self._length == 0:
             raise ValueError(f"drop_last leaves no batch: the twins have {min(sizes)} samples, a batch {batch_size}.")
-        weights = bootstrap.counts.to(torch.get_default_dtype()) if resample == "counts" else None
+        weights = None
+        if resample == "counts":
+            counts = bootstrap.counts.double()
+            scale = (counts > 0).sum(1, keepdim=True) / counts.sum(1, keepdim=True)
+            weights = (counts * scale).to(torch.get_default_dtype())
         fetch = _Fetch(dataset, weights, options.pop("collate_fn", None))
         # A whole step is one item of an ordinary DataLoader: its workers fetch and collate the batches of all twins.
         self._loader = DataLoader(
@@ -78,7 +87,7 @@ class PairedLoader:
             batch_size=None,
             sampler=_Jobs(self),
             collate_fn=_unchanged,
-            generator=torch.Generator().manual_seed(seeds.derive(self.seed, "workers")),
+            generator=torch.Generator(torch.get_default_device()).manual_seed(seeds.derive(self.seed, "workers")),
             **options,
         )
 
@@ -97,20 +106,19 @@ class PairedLoader:
         if self.epoch == epoch:
             self.epoch, self.step, self._begun = epoch + 1, 0, False
 
-    def state_dict(self) -> dict[str, int]:
-        """Where the loader is: after the batch that it gave last."""
-        return {"epoch": self.epoch, "step": self.step, "seed": self.seed, "length": self._length}
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader is: after the batch that it gave last; and of what loader this is."""
+        return {"epoch": self.epoch, "step": self.step, **self._describe()}
 
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on after the batch that was the last one when the state was taken, with the next iteration."""
-        here = self.state_dict()
-        for key in ("seed", "length"):
-            if state[key] != here[key]:
-                raise ValueError(
-                    f"the checkpoint does not fit: the loader's {key} was {state[key]} and is {here[key]}; use the "
-                    "dataset, bootstrap, batch size and seed that it was saved with."
-                )
+        require_same(state, self._describe(), "use the dataset, bootstrap and options of then")
         self.epoch, self.step, self._begun = state["epoch"], state["step"], False
+
+    def _describe(self) -> dict[str, Any]:
+        options = ("seed", "batch_size", "resample", "shuffle", "drop_last")
+        counts = zlib.crc32(self.bootstrap.counts.numpy().tobytes())
+        return {**{name: getattr(self, name) for name in options}, "checksum of the bootstrap": counts}
 
     def jobs(self) -> Iterator[Job]:
         """What is left of the current epoch: for each step its seed and the indices of each twin's batch."""
@@ -124,7 +132,7 @@ class PairedLoader:
         if not self.shuffle:
             return samples
         generator = torch.Generator().manual_seed(seeds.derive(self.seed, "order", epoch, replica))
-        return samples[torch.randperm(len(samples), generator=generator)]
+        return samples[torch.randperm(len(samples), generator=generator, device="cpu")]
 
     def _split(self, order: Tensor) -> tuple[Tensor, ...]:
         full: tuple[Tensor, ...] = order.split(self.batch_size)
@@ -152,11 +160,13 @@ class _Fetch(Dataset[Any]):
         self, dataset: Dataset[Any], weights: Tensor | None, collate: Callable[[list[Any]], Any] | None
     ) -> None:
         self.dataset, self.weights, self.collate = dataset, weights, collate
+        self.tensors = _whole_tensors(dataset) if collate is None else None
 
     def __getitem__(self, job: Job) -> tuple[Any, ...]:
         seed, indices = job
-        if self.collate is None and _is_tensors(self.dataset):
-            batches = [_index_tensors(self.dataset, i) for i in indices]
+        if self.tensors is not None:
+            tensors, places = self.tensors
+            batches: list[Any] = [[t[i if places is None else places[i]] for t in tensors] for i in indices]
         else:
             with _seeded(seed):
                 batches = [self._collate(i.tolist()) for i in indices]
@@ -172,14 +182,15 @@ class _Fetch(Dataset[Any]):
         return (self.collate or default_collate)(samples)
 
 
-def _is_tensors(dataset: Any) -> bool:
-    return _is_tensors(dataset.dataset) if type(dataset) is Subset else type(dataset) is TensorDataset
-
-
-def _index_tensors(dataset: Any, indices: Tensor) -> list[Tensor]:
-    if isinstance(dataset, Subset):
-        return _index_tensors(dataset.dataset, torch.as_tensor(dataset.indices)[indices])
-    return [t[indices] for t in dataset.tensors]
+def _whole_tensors(dataset: Any) -> tuple[tuple[Tensor, ...], Tensor | None] | None:
+    """Of a TensorDataset, or a Subset of one, the tensors and where in them the samples are; None of other datasets."""
+    if type(dataset) is TensorDataset:
+        return dataset.tensors, None
+    if type(dataset) is Subset and (inner := _whole_tensors(dataset.dataset)) is not None:
+        tensors, places = inner
+        here = torch.as_tensor(dataset.indices, device="cpu")
+        return tensors, here if places is None else places[here]
+    return None
 
 
 def _with_weight(batch: Any, weight: Tensor) -> Any:
@@ -218,10 +229,12 @@ def _unchanged(batches: Any) -> Any:
 
 
 def _check(dataset: Any, bootstrap: Bootstrap, batch_size: int, resample: str, options: Mapping[str, Any]) -> None:
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise TypeError(
             "the dataset must be map-style, with len() and indexing: a bootstrap needs to reach each sample."
         )
+    if not isinstance(bootstrap, Bootstrap):
+        raise TypeError(f"bootstrap must be a Bootstrap, such as Bootstrap(len(dataset)), not {bootstrap!r}.")
     if len(dataset) == 0:
         raise ValueError("the dataset is empty: there is nothing to draw from.")
     if len(dataset) != bootstrap.n:
@@ -230,6 +243,6 @@ def _check(dataset: Any, bootstrap: Bootstrap, batch_size: int, resample: str, o
         raise ValueError(f"batch_size must be a whole number of at least 1, not {batch_size!r}.")
     if resample not in ("draws", "counts"):
         raise ValueError(f'unknown resample {resample!r}: use "draws" or "counts".')
-    for option in ("sampler", "batch_sampler", "generator"):
+    for option in ("sampler", "batch_sampler", "generator", "in_order"):
         if option in options:
             raise TypeError(f"{option} cannot be given: the bootstrap and the seed decide which sample comes when.")

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from .seeds import derive
@@ -22,82 +23,102 @@ from .seeds import derive
 _LARGE = 2**19  # from so many weights on, their noise takes milliseconds, and a thread for each copy pays
 
 
-def fill_normal_(copies: Sequence[Sequence[Tensor]], seed: int, generator: torch.Generator | None = None) -> None:
-    """Independent standard normals in place: from `generator`, or from generators that `seed` sets.
+def normals(seed: int, generator: torch.Generator | None = None) -> Callable[[Tensor], None]:
+    """A function that fills tensors with standard normals in place: from `generator`, or from one that `seed` sets."""
+    generators = {} if generator is None else {generator.device: generator}
+
+    def fill(t: Tensor) -> None:
+        device = t.device
+        if device not in generators:
+            if generator is not None:
+                raise ValueError(f"the generator is on {generator.device}, but there are weights on {device}.")
+            generators[device] = torch.Generator(device).manual_seed(seed + len(generators))
+        t.normal_(generator=generators[device])
+
+    return fill
+
+
+def fill_copies_(copies: Sequence[Sequence[Tensor]], seed: int, generator: torch.Generator | None = None) -> None:
+    """Independent standard normals for several copies of the same tensors.
 
     PyTorch draws normals on one CPU core, so large copies have streams of their own and are filled side by side.
     """
-    tensors = [t for copy in copies for t in copy]
-    if generator is not None or sum(map(torch.numel, tensors)) < _LARGE:
-        _fill(tensors, seed, generator)
+    on_cpu = sum(t.numel() for t in copies[0] if t.device.type == "cpu") * len(copies)
+    if generator is not None or on_cpu < _LARGE:
+        fill = normals(seed, generator)
+        for copy in copies:
+            for t in copy:
+                fill(t)
     else:
         with ThreadPoolExecutor(len(copies)) as pool:
-            list(pool.map(_fill, copies, [derive(seed, b) for b in range(len(copies))]))
+            list(pool.map(_fill_copy, copies, [derive(seed, b) for b in range(len(copies))]))
 
 
-def _fill(tensors: Sequence[Tensor], seed: int, generator: torch.Generator | None = None) -> None:
-    generators = {} if generator is None else {generator.device: generator}
-    with torch.no_grad():
-        for t in tensors:
-            device = t.device
-            if device not in generators:
-                if generator is not None:
-                    raise ValueError(f"the generator is on {generator.device}, but there are weights on {device}.")
-                generators[device] = torch.Generator(device).manual_seed(seed + len(generators))
-            t.normal_(generator=generators[device])
+@torch.no_grad()  # whether gradients are recorded is a matter of each thread
+def _fill_copy(tensors: Sequence[Tensor], seed: int) -> None:
+    fill = normals(seed)
+    for t in tensors:
+        fill(t)
 
 
 class Noisy:
-    """A block in which the weights are perturbed, and after which they are what they were, bit for bit.
+    """A block in which weights may be perturbed, and after which they are what they were, bit for bit.
 
     Args:
-        copies: the modules that own the weights.
-        weights: what is perturbed.
+        copies: the modules that use the weights.
+        weights: what is perturbed, after entering and before calling `watch`.
         clean: room for the clean weights while the block lasts.
-        perturb: changes the weights in place; it finds their old values in `clean`.
     """
 
-    def __init__(
-        self, copies: Sequence[nn.Module], weights: list[Tensor], clean: list[Tensor], perturb: Callable[[], None]
-    ) -> None:
-        self.copies, self.weights, self.clean, self.perturb = copies, weights, clean, perturb
+    def __init__(self, copies: Sequence[nn.Module], weights: list[Tensor], clean: list[Tensor]) -> None:
+        self.copies, self.weights, self.clean = copies, weights, clean
         self.inside = False
+        self.versions: list[int] | None = None
+        self.hooks: list[Any] = []
 
-    def __enter__(self) -> None:
-        self.hooks = [copy.register_forward_hook(self._remember) for copy in self.copies]
-        for copy in self.copies:  # partial, because PyTorch marks the hook, which a method does not allow
-            self.hooks.append(copy.register_state_dict_post_hook(partial(self._store_clean)))
+    def __enter__(self) -> Noisy:
         with torch.no_grad():
             torch._foreach_copy_(self.clean, self.weights)
-            self.inside = True
-            try:
-                self.perturb()
-            except BaseException:
-                self._restore()
-                raise
+        self.inside = True
+        return self
+
+    def watch(self) -> None:
+        """From here on, whatever would use the noisy weights in a wrong way is refused."""
         self.versions = [w._version for w in self.weights]
+        self.hooks.append(register_optimizer_step_pre_hook(self._refuse_step))
+        for copy in self.copies:
+            self.hooks.append(copy.register_forward_hook(self._remember))
+            # partial, because PyTorch marks the hook, which a method does not allow
+            self.hooks.append(copy.register_state_dict_post_hook(partial(self._store_clean)))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        changed = self.versions != [w._version for w in self.weights]
-        self._restore()
-        if changed and kind is None:
-            raise RuntimeError(
-                "the weights were changed inside sampled(), which puts back the ones from before: "
-                "call optimizer.step() (or load_state_dict) after the block."
-            )
-
-    def _restore(self) -> None:
+        changed = self.versions is not None and self.versions != [w._version for w in self.weights]
         with torch.no_grad():
             torch._foreach_copy_(self.weights, self.clean)
         self.inside = False
         for hook in self.hooks:
             hook.remove()
+        if changed and kind is None:
+            raise RuntimeError(
+                "the weights were changed inside sampled(), which puts back the ones from before: "
+                "do that after the block."
+            )
+
+    def _refuse_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        noisy = set(map(id, self.weights))
+        if any(id(p) in noisy for group in optimizer.param_groups for p in group["params"]):
+            raise RuntimeError(
+                "optimizer.step() was called inside sampled(), which puts back the weights from before the step: "
+                "call it after the block."
+            )
 
     def _remember(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """Tie each output to this block. PyTorch itself notices a late backward pass only by the weights that it saved,
         and checkpointed activations, which are computed again in that pass, would silently use the clean ones."""
         if torch.compiler.is_compiling():  # a compiled graph saves its weights, and PyTorch does notice
             return
+        if not isinstance(output, (Tensor, tuple, list, dict)):  # a dataclass, perhaps
+            output = getattr(output, "__dict__", output)
         for leaf in (output,) if isinstance(output, Tensor) else tree_leaves(output):
             if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
                 leaf.register_hook(self._refuse_late_backward)

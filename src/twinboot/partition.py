@@ -32,26 +32,25 @@ class Partition(nn.Module):
         groups: Mapping[str, Shape],
         parameters: Mapping[str, Shape],
         owners: Sequence[int | Tensor],
-        sigma: Tensor | None = None,
+        sigma: Tensor,
     ) -> None:
         super().__init__()
         self.groups = {name: tuple(shape) for name, shape in groups.items()}
         self.parameter_shapes = {name: tuple(shape) for name, shape in parameters.items()}
         self._whole = {i: owner for i, owner in enumerate(owners) if isinstance(owner, int)}
         self._labelled = [i for i, owner in enumerate(owners) if isinstance(owner, Tensor)]
-        sizes = torch.zeros(sum(map(math.prod, self.groups.values())), dtype=torch.long)
+        sizes = torch.zeros(sum(map(math.prod, self.groups.values())), dtype=torch.long, device="cpu")
         for i, (owner, shape) in enumerate(zip(owners, self.parameter_shapes.values(), strict=True)):
             if isinstance(owner, int):
                 sizes[owner] += math.prod(shape)
             else:
                 self.register_buffer(f"labels_{i}", owner, persistent=False)
                 share = math.prod(shape) // owner.numel()  # entries of the parameter that each label stands for
-                sizes.index_add_(0, owner.flatten(), torch.full((owner.numel(),), share))
-        self.register_buffer("sigma", torch.zeros(len(sizes)) if sigma is None else sigma)
+                sizes.index_add_(0, owner.flatten(), torch.full_like(owner.flatten(), share))
+        self.register_buffer("sigma", sigma)
         self.register_buffer("sizes", sizes, persistent=False)
-        self.register_buffer(
-            "_whole_owners", torch.tensor(list(self._whole.values()), dtype=torch.long), persistent=False
-        )
+        whole = torch.tensor(list(self._whole.values()), dtype=torch.long, device="cpu")
+        self.register_buffer("_whole_owners", whole, persistent=False)
 
     @classmethod
     def of(cls, model: nn.Module, grouping: str | Grouping) -> Partition:
@@ -64,7 +63,7 @@ class Partition(nn.Module):
         owners = [starts[a.group] if a.labels is None else a.labels + starts[a.group] for a in assigned.values()]
         parameters = {name: model.get_parameter(name) for name in assigned}
         best = torch.float64 if any(p.dtype == torch.float64 for p in parameters.values()) else torch.float32
-        sigma = torch.zeros(start, dtype=best)
+        sigma = torch.zeros(start, dtype=best, device="cpu")
         partition = cls(groups, {name: tuple(p.shape) for name, p in parameters.items()}, owners, sigma)
         for group, sizes in partition.named(partition.sizes).items():
             if (empty := (sizes.flatten() == 0).nonzero()).numel():
@@ -147,11 +146,15 @@ def _group_shapes(assigned: Mapping[str, Assignment]) -> dict[str, Shape]:
     for parameter, (group, labels, shape) in assigned.items():
         seen = shapes.get(group)
         if labels is None:
-            shapes[group] = seen or ()
-        elif shape is None:
-            shapes[group] = (max(int(labels.max()) + 1, math.prod(seen or ())),)
-        elif seen and seen != shape:
-            raise ValueError(f"group {group!r} has shape {seen}, but parameter {parameter!r} wants it as {shape}.")
+            wanted: Shape = ()
+        elif shape is not None:
+            wanted = shape
         else:
-            shapes[group] = shape
+            wanted = (max([int(labels.max()) + 1, *(seen or ())]),)
+        if (seen is not None and len(seen) != len(wanted)) or (shape is not None and seen not in (None, shape)):
+            raise ValueError(
+                f"group {group!r} has sigmas of shape {seen}, but parameter {parameter!r} wants {wanted}: give "
+                "labels to all parameters of a group or to none."
+            )
+        shapes[group] = wanted
     return shapes

@@ -79,6 +79,8 @@ class Prediction:
         if target.shape != self.mean.shape:
             raise ValueError(f"the target has shape {tuple(target.shape)}, the prediction {tuple(self.mean.shape)}.")
         variance = self.std**2 + noise**2
+        if bool((variance == 0).any()):
+            raise ValueError("a prediction without spread has no likelihood: give the standard deviation of the noise.")
         return 0.5 * ((target - self.mean) ** 2 / variance + variance.log() + math.log(2 * math.pi))
 
     def _valid_labels(self, target: Tensor) -> Tensor:

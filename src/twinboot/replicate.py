@@ -9,16 +9,28 @@ import torch
 from torch import Tensor, nn
 
 
-def replicate(model: nn.Module, share_frozen: bool = True) -> nn.Module:
-    """A copy with trainable weights of its own; frozen parameters are shared with the original."""
-    memo: dict[int, object] = {id(p): p for p in model.parameters() if share_frozen and not p.requires_grad}
-    for module in model.modules():
-        for value in vars(module).values():
-            # The weight that torch.nn.utils.weight_norm (the old, hook-based one) recomputes before each forward pass:
-            # the result of a computation, which PyTorch refuses to copy.
-            if isinstance(value, Tensor) and not value.is_leaf:
-                memo[id(value)] = value.detach().clone()
-    return copy.deepcopy(model, memo)
+def replicate(model: nn.Module, copies: int = 1, share_frozen: bool = True) -> list[nn.Module]:
+    """Copies with trainable weights of their own and the same frozen parameters.
+
+    The copies have one set of frozen parameters between them, which uses the memory of the model's own. It is another
+    set of objects, so that moving or casting the copies leaves the model as it is.
+    """
+    frozen: dict[int, object] = {}
+    for p in model.parameters() if share_frozen else ():
+        if not p.requires_grad:
+            # A subclass (quantized weights, say) carries more than its data and is shared as it is.
+            frozen[id(p)] = nn.Parameter(p.detach(), requires_grad=False) if type(p) is nn.Parameter else p
+    made = []
+    for _ in range(copies):
+        memo = dict(frozen)
+        for module in model.modules():
+            for value in vars(module).values():
+                # The weight that torch.nn.utils.weight_norm (the old, hook-based one) recomputes before each forward
+                # pass: the result of a computation, which PyTorch refuses to copy.
+                if isinstance(value, Tensor) and not value.is_leaf:
+                    memo[id(value)] = value.detach().clone()
+        made.append(copy.deepcopy(model, memo))
+    return made
 
 
 class Places:

@@ -37,7 +37,7 @@ class every:
         _positive("every", "interval", self.interval)
 
     def __call__(self, count: int) -> bool:
-        return count % self.interval == 0
+        return _counted(count) % self.interval == 0
 
 
 @dataclass(frozen=True, init=False)
@@ -59,7 +59,7 @@ class at:
         object.__setattr__(self, "counts", tuple(sorted(set(counts))))
 
     def __call__(self, count: int) -> bool:
-        return count in self.counts
+        return _counted(count) in self.counts
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class growing:
 
     def __call__(self, count: int) -> bool:
         # The n-th reset comes after first * (1 + factor + ... + factor^(n-1)) counts, rounded: increasing in n.
-        due = bisect_left(range(1, count + 1), count, key=self._nth)
+        due = bisect_left(range(1, _counted(count) + 1), count, key=self._nth)
         return due < count and self._nth(due + 1) == count
 
     def _nth(self, n: int) -> int:
@@ -99,9 +99,15 @@ class never:
     """No reset: what the paper's second figure shows to fail where there is more than one basin."""
 
     def __call__(self, count: int) -> bool:
-        return False
+        return _counted(count) < 1
 
 
 def _positive(schedule: str, argument: str, value: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{schedule}() needs {argument} to be a whole number of at least 1, not {value!r}.")
+
+
+def _counted(count: int) -> int:
+    if count < 1:
+        raise ValueError(f"counts of epochs or steps start at 1, not {count!r}: ask due(epoch + 1) in a loop from 0.")
+    return count

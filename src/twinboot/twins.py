@@ -20,9 +20,9 @@ With B copies instead of two, line 10 is the sample variance, sum_b ||w_b - mean
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal, SupportsIndex
 
 import torch
@@ -31,9 +31,10 @@ from torch import Tensor, nn
 from . import seeds
 from .estimate import Estimate
 from .groups import Grouping
-from .noise import Noisy, fill_normal_
+from .noise import Noisy, fill_copies_, normals
 from .partition import Partition
 from .replicate import Places, mean, replicate, wide
+from .states import pack, require_same, unpack
 
 RESET_MODES = ("sample", "mean", "centered")
 
@@ -68,7 +69,7 @@ class Twins(nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}.")
         if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 2:
             raise ValueError(f"replicas must be a whole number of at least 2, not {replicas!r}.")
-        self.copies = nn.ModuleList(replicate(model) for _ in range(replicas))  # line 1
+        self.copies = nn.ModuleList(replicate(model, replicas))  # line 1
         self.partition = Partition.of(model, groups)  # line 3: it holds sigma, which is 0
         self._places = [Places(twin, list(self.partition.parameter_shapes)) for twin in self.copies]
         self._spare: list[Tensor] = []
@@ -96,28 +97,27 @@ class Twins(nn.Module):
         """Group name -> sigma as it is now (a snapshot): a number, or one per unit, block or label of the group."""
         return self.partition.snapshot()
 
-    def sampled(self, scale: float = 1.0, generator: torch.Generator | None = None) -> Noisy:
-        """`with twins.sampled():` each copy's weights are one draw from N(weights, (scale * sigma)^2): line 6.
+    @contextmanager
+    def sampled(self, scale: float = 1.0, generator: torch.Generator | None = None) -> Iterator[None]:
+        """Inside the block each copy's weights are one draw from N(weights, (scale * sigma)^2): line 6.
 
         Forward and backward go inside, `optimizer.step()` after it. On leaving, by an exception too, the weights are
         put back bit for bit. With gradient accumulation a block around each micro-batch draws anew for each, a block
-        around all of them uses one draw for the step.
+        around all of them uses one draw for the step. With activation checkpointing, call the twins themselves, not
+        methods of theirs: only then is a backward pass after the block noticed.
         """
         self._refuse_inside("sampled()")
         per_copy = self._weights()
         weights = [w for twin in per_copy for w in twin]
         if [(t.dtype, t.device) for t in self._spare] != [(w.dtype, w.device) for w in weights]:
             self._spare = [torch.empty_like(w) for w in weights]
-        clean = self._spare
-
-        def perturb() -> None:  # w + sigma * e, in the place of w
-            self._counts["draws"] += 1
-            fill_normal_(per_copy, self._seed_of("draws"), generator)
-            torch._foreach_mul_(weights, self.partition.expand(per_copy[0], scale) * len(per_copy))
-            torch._foreach_add_(weights, clean)
-
-        self._block = Noisy(list(self.copies), weights, clean, perturb)
-        return self._block
+        with Noisy(list(self.copies), weights, self._spare) as self._block:
+            with torch.no_grad():  # w + sigma * e, in the place of w
+                fill_copies_(per_copy, self._next_seed("draws"), generator)
+                torch._foreach_mul_(weights, self.partition.expand(per_copy[0], scale) * len(per_copy))
+                torch._foreach_add_(weights, self._spare)
+            self._block.watch()
+            yield
 
     @torch.no_grad()
     def update(self) -> None:
@@ -153,18 +153,17 @@ class Twins(nn.Module):
         self._refuse_inside("reset()")
         if mode not in RESET_MODES:
             raise ValueError(f'unknown reset mode {mode!r}: use "sample", "mean" or "centered".')
-        self._counts["resets"] += 1
+        fill_ = normals(self._next_seed("resets"), generator)
         per_copy = self._weights()
-        sigmas = self.partition.expand(per_copy[0])
-        centers = [mean(copies) for copies in zip(*per_copy, strict=True)]
-        noise = [center.new_zeros(len(self), *center.shape) for center in centers]
-        if mode != "mean":
-            fill_normal_([noise], self._seed_of("resets"), generator)
-        for copies, center, sigma, e in zip(zip(*per_copy, strict=True), centers, sigmas, noise, strict=True):
+        for copies, sigma in zip(zip(*per_copy, strict=True), self.partition.expand(per_copy[0]), strict=True):
+            center = mean(copies)
+            noise = center.new_zeros(len(self), *center.shape)
+            if mode != "mean":
+                fill_(noise)
             if mode == "centered":
-                e -= e.mean(0)
-            for w, draw in zip(copies, e, strict=True):
-                w.copy_(center + sigma * draw)
+                noise -= noise.mean(0)
+            for w, e in zip(copies, noise, strict=True):
+                w.copy_(center + sigma * e)
 
     def estimate(self) -> Estimate:
         """What you keep and ship: the mean of the copies and sigma. The copies go on as they are."""
@@ -172,18 +171,20 @@ class Twins(nn.Module):
         return Estimate.of(list(self.copies), copy.deepcopy(self.partition))
 
     def get_extra_state(self) -> Tensor:
-        state = {"seed": self._seed, "counts": self._counts, "twins": self._describe()}
-        return torch.frombuffer(bytearray(json.dumps(state).encode()), dtype=torch.uint8)
+        return pack({"seed": self._seed, "counts": self._counts, "twins": self._describe()})
 
     def set_extra_state(self, state: Any) -> None:
-        saved = json.loads(bytes(state.tolist()))
-        for what, here in self._describe().items():
-            if saved["twins"][what] != here:
-                raise ValueError(
-                    f"the checkpoint does not fit: its {what} are {saved['twins'][what]}, those of these twins {here}; "
-                    "build Twins with the model, replicas and groups that it was saved with."
-                )
+        saved = unpack(state)
+        require_same(saved["twins"], self._describe(), "build Twins with the model, replicas and groups of then")
         self._seed, self._counts = saved["seed"], saved["counts"]
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Go on from a state of twins: weights, sigma, and the noise to come."""
+        if "_extra_state" not in state_dict:
+            raise ValueError(
+                "this is no state of twins: to start from a model's weights, load them into it before Twins(model)."
+            )
+        return super().load_state_dict(state_dict, strict, assign)
 
     def _describe(self) -> dict[str, Any]:
         return {"replicas": len(self), **self.partition.describe()}
@@ -192,7 +193,8 @@ class Twins(nn.Module):
         """For each copy its trainable weights, in the order of the partition."""
         return [places.read() for places in self._places]
 
-    def _seed_of(self, what: str) -> int:
+    def _next_seed(self, what: str) -> int:
+        self._counts[what] += 1
         return seeds.derive(self._seed, what, self._counts[what])
 
     def _refuse_inside(self, call: str) -> None:
@@ -203,11 +205,10 @@ class Twins(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Twins:
         self._refuse_inside("to()")
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._spare = []
-        return self
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
     def __getstate__(self) -> dict[str, Any]:
+        self._refuse_inside("copy or pickle")
         return {**self.__dict__, "_spare": [], "_block": None}
 
 

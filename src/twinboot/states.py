@@ -1,0 +1,35 @@
+"""Plain data inside a state dict, as a tensor of bytes, so that loading it needs no pickle; and how to compare it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def pack(data: Mapping[str, Any]) -> Tensor:
+    return torch.frombuffer(bytearray(json.dumps(data).encode()), dtype=torch.uint8)
+
+
+def unpack(packed: Tensor) -> dict[str, Any]:
+    try:
+        data: dict[str, Any] = json.loads(bytes(packed.tolist()))
+    except (AttributeError, TypeError, ValueError):
+        raise ValueError("the checkpoint is damaged: what should be text in it is none.") from None
+    return data
+
+
+def require_same(then: Mapping[str, Any], here: Mapping[str, Any], advice: str) -> None:
+    """Refuse a checkpoint whose description differs from what is here; the sentence names the first difference."""
+    for key in here:
+        if key not in then:
+            raise ValueError(f"the checkpoint does not fit: it says nothing of {key!r}; {advice}.")
+        old, new = then[key], here[key]
+        if old != new:
+            if isinstance(old, dict) and isinstance(new, dict):
+                entry = next(k for k in [*new, *old] if old.get(k) != new.get(k))
+                key, old, new = f"{key} of {entry!r}", old.get(entry, "missing"), new.get(entry, "missing")
+            raise ValueError(f"the checkpoint does not fit: {key} was {old} and is {new} here; {advice}.")
