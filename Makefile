@@ -1,7 +1,7 @@
 # Two commands; each sets up everything it needs in .venv on a machine with Python 3.11+ and make.
 #   make demo   see the method at work: writes and names a picture
 #   make test   lint, types and tests
-.PHONY: demo test slow bench clean
+.PHONY: demo test bench clean
 .DEFAULT_GOAL := demo
 PYTHON ?= python3
 BIN := .venv/bin
@@ -15,12 +15,9 @@ test: .venv/ready
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q
 
-# Not needed by a newcomer: tests that take minutes, and the cost table of docs/overhead.md.
-slow: .venv/ready
-	$(BIN)/python -m pytest -q -m slow
-
+# Not needed by a newcomer: the cost tables of docs/overhead.md.
 bench: .venv/ready
-	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/overhead.py --page docs/overhead.md
 
 # constraints.txt pins what was tested; without its torch pin, pip would fetch several GB of CUDA packages.
 .venv/ready: pyproject.toml constraints.txt

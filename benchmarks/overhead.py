@@ -1,11 +1,11 @@
 """What Twin-Boot costs: plain steps, twin steps and epochs, interleaved in one process.
 
-    make bench                                          all models; about 25 minutes on 2 cores
+    make bench                                          all models, into docs/overhead.md; 20 minutes on 2 cores
     .venv/bin/python benchmarks/overhead.py mlp         one of: mlp, vgg16-quarter, vgg16
 
-Every quantity is measured once per round, in an order that is shuffled anew, so that a busy machine disturbs all of
-them alike. The tables show the median and the middle half over the rounds, and ratios of medians. Data are random
-images of CIFAR-10's shape: cost does not depend on what they show. Targets: see `TARGETS`.
+Every quantity is measured once per round, in an order that is shuffled anew, and the two epochs take turns step by step,
+so that a busy machine disturbs all of them alike. The tables show the median and the middle half over the rounds, and
+ratios of medians. Data are random images of CIFAR-10's shape: cost does not depend on what they show.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,17 +30,15 @@ from torch.func import functional_call, vmap
 from torch.utils.data import TensorDataset
 
 from twinboot import Bootstrap, PairedLoader, Twins
-from twinboot.noise import fill_normal_
+from twinboot.noise import fill_copies_
 
 BATCH = 64  # the paper's batch size (Appendix A.4)
 RESULTS = Path("out/overhead")
 
 
 def mlp() -> nn.Module:
-    """Two hidden layers on 8 x 8 digits: small enough that Python and kernel launches are most of a step."""
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)
-    )
+    """scikit-learn's default, 100 hidden units, on its 8 x 8 digits: a step is mostly Python and kernel launches."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
 
 
 def vgg16(width: float) -> nn.Module:
@@ -65,16 +63,17 @@ class Case:
     shape: tuple[int, ...]
     samples: int  # of the dataset in the epoch measurement
     rounds: int
+    epochs: int
 
 
 CASES = {
-    "mlp": Case(mlp, (1, 8, 8), samples=1797, rounds=300),
-    "vgg16-quarter": Case(lambda: vgg16(0.25), (3, 32, 32), samples=1024, rounds=15),
-    "vgg16": Case(lambda: vgg16(1.0), (3, 32, 32), samples=512, rounds=7),
+    "mlp": Case(mlp, (1, 8, 8), samples=1797, rounds=300, epochs=20),
+    "vgg16-quarter": Case(lambda: vgg16(0.25), (3, 32, 32), samples=2048, rounds=30, epochs=7),
+    "vgg16": Case(lambda: vgg16(1.0), (3, 32, 32), samples=2048, rounds=15, epochs=3),
 }
 # case -> (numerator, denominator, at most): what the project set out to reach.
 TARGETS = {
-    "mlp": [("twin step", "plain step", 1.8), ("twin epoch, counts", "plain epoch", 1.4)],
+    "mlp": [("twin step", "plain step", 1.8)],
     "vgg16-quarter": [("twin step", "two plain steps", 1.1), ("twin epoch, counts", "plain epoch", 1.4)],
     "vgg16": [("twin step", "two plain steps", 1.1), ("twin epoch, counts", "plain epoch", 1.4)],
 }
@@ -83,10 +82,12 @@ TARGETS = {
 class Plain:
     """An ordinary loop over an ordinary model."""
 
-    def __init__(self, case: Case, data: TensorDataset) -> None:
+    def __init__(self, case: Case, data: TensorDataset, compiled: bool = False) -> None:
         torch.manual_seed(0)
-        self.model = case.model()
+        self.model: Any = case.model()
         self.optimizer = torch.optim.Adam(self.model.parameters(), 1e-3)
+        if compiled:
+            self.model = torch.compile(self.model)
         self.tensors = data.tensors
 
     def step(self, x: Tensor, y: Tensor) -> None:
@@ -94,11 +95,12 @@ class Plain:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def epoch(self) -> None:
+    def epoch(self) -> Iterator[None]:
         """The fairest plain epoch: whole batches at once, as PairedLoader reads a TensorDataset."""
         x, y = self.tensors
         for index in torch.randperm(len(x)).split(BATCH):
             self.step(x[index], y[index])
+            yield
 
 
 class Twin:
@@ -109,6 +111,7 @@ class Twin:
         self.twins = Twins(case.model())
         self.optimizer = torch.optim.Adam(self.twins.parameters(), 1e-3)
         self.loader = PairedLoader(data, Bootstrap(len(data)), BATCH, "counts")
+        self.compiled: Any = torch.compile(self.twins)
 
     def step(self, pair: Any) -> None:
         with self.twins.sampled():
@@ -117,20 +120,30 @@ class Twin:
         self.optimizer.zero_grad()
         self.twins.update()
 
-    def epoch(self) -> None:
+    def compiled_step(self, pair: Any) -> None:
+        (x1, y1), (x2, y2) = pair
+        with self.twins.sampled():
+            first, second = self.compiled(x1, x2)
+            (F.cross_entropy(first, y1) + F.cross_entropy(second, y2)).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.twins.update()
+
+    def epoch(self) -> Iterator[None]:
         for pair in self.loader:
             with self.twins.sampled():
                 loss: Any = 0
                 for twin, (x, y, weight) in zip(self.twins, pair, strict=True):
-                    loss = loss + (weight * F.cross_entropy(twin(x), y, reduction="none")).sum() / weight.sum()
+                    loss = loss + (weight * F.cross_entropy(twin(x), y, reduction="none")).mean()
                 loss.backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
             self.twins.update()
+            yield
 
 
 class Stacked:
-    """Both twins in one pass with torch.func.vmap over stacked weights, without noise or sigma: does it pay?"""
+    """Two models in one pass with torch.func.vmap over stacked weights, without noise or sigma: does it pay?"""
 
     def __init__(self, case: Case) -> None:
         torch.manual_seed(0)
@@ -159,11 +172,11 @@ def measure(case: Case) -> dict[str, list[float]]:
     y = torch.randint(10, (case.samples,), generator=generator)
     data = TensorDataset(x, y)
     plain, other, twin = Plain(case, data), Plain(case, data), Twin(case, data)
-    stacked = Stacked(case) if case.model is mlp else None  # vmap has no in-place BatchNorm statistics
     twins = twin.twins
     weights = [p.detach() for p in twins.parameters()]
     clean = [torch.empty_like(w) for w in weights]
-    scratch = [torch.empty_like(w) for w in weights]
+    scratch = [[torch.empty_like(p) for p in copy.parameters()] for copy in twins]
+    estimate = twins.estimate()
 
     def batch(k: int) -> tuple[Tensor, Tensor]:
         index = torch.arange(k * BATCH, (k + 1) * BATCH) % case.samples
@@ -177,35 +190,55 @@ def measure(case: Case) -> dict[str, list[float]]:
         torch._foreach_copy_(clean, weights)
         torch._foreach_copy_(weights, clean)
 
+    def predict(k: int, vectorize: bool) -> None:
+        estimate.predict(batch(k)[0], samples=8, vectorize=vectorize)
+
     calls: dict[str, Callable[[int], None]] = {
         "plain step": lambda k: plain.step(*batch(k)),
         "two plain steps": two_plain_steps,
         "twin step": lambda k: twin.step((batch(k), batch(k + 1))),
-        "of which: noise": lambda k: fill_normal_(scratch, k),
+        "of which: noise": lambda k: fill_copies_(scratch, k),
         "of which: backup and restore": lambda k: backup_and_restore(),
         "of which: sigma": lambda k: twins.update(),
-        "plain epoch": lambda k: plain.epoch(),
-        "twin epoch, counts": lambda k: twin.epoch(),
     }
-    if stacked is not None:
-        calls["two steps stacked with vmap, no noise"] = lambda k: stacked.step((batch(k), batch(k + 1)))
-    for name, call in calls.items():  # a first time for allocations, thread pools and caches
-        if "epoch" not in name:
-            call(0)
+    if case.model is mlp:
+        # Two ways to run both twins in one pass. vmap: with stacked weights, and no noise or sigma in it.
+        stacked, compiled = Stacked(case), Plain(case, data, compiled=True)
+        calls["two steps stacked with vmap"] = lambda k: stacked.step((batch(k), batch(k + 1)))
+        calls["plain step, compiled"] = lambda k: compiled.step(*batch(k))
+        calls["twin step, compiled"] = lambda k: twin.compiled_step((batch(k), batch(k + 1)))
+    if case.rounds >= 30:  # the largest model is never vectorized
+        calls["predict, 8 draws in a loop"] = lambda k: predict(k, False)
+        calls["predict, 8 draws with vmap"] = lambda k: predict(k, True)
+    for call in calls.values():  # a first time for allocations, thread pools and caches
+        call(0)
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     shuffle = random.Random(0)
     for round_ in range(case.rounds):
         for name in shuffle.sample(list(calls), len(calls)):
-            # An epoch is many steps, so that a few rounds of it tell as much.
-            if "epoch" not in name or round_ % 5 == 0:
-                seconds[name].append(timed(calls[name], round_))
+            seconds[name].append(timed(calls[name], round_))
         show_progress(round_ + 1, case.rounds)
+    epochs = {"plain epoch": plain.epoch, "twin epoch, counts": twin.epoch}
+    lengths = {"plain epoch": -(-case.samples // BATCH), "twin epoch, counts": len(twin.loader)}
+    for epoch in range(case.epochs):
+        for name, total in side_by_side({name: start() for name, start in epochs.items()}, lengths).items():
+            seconds.setdefault(name, []).append(total)
+        show_progress(epoch + 1, case.epochs, "epoch")
     return seconds
 
 
-def show_progress(done: int, total: int) -> None:
+def side_by_side(epochs: dict[str, Iterator[None]], lengths: dict[str, int]) -> dict[str, float]:
+    """The total time of each epoch, when their steps take turns: whatever else the machine does slows both alike."""
+    turns = sorted((step / length, name) for name, length in lengths.items() for step in range(length))
+    total = dict.fromkeys(epochs, 0.0)
+    for _, name in turns:
+        total[name] += timed(lambda _, name=name: next(epochs[name]), 0)  # type: ignore[misc]
+    return total
+
+
+def show_progress(done: int, total: int, what: str = "round") -> None:
     if sys.stderr.isatty():
-        print(f"\r  round {done} of {total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
+        print(f"\r  {what} {done} of {total}", end="\n" if done == total else "", file=sys.stderr, flush=True)
 
 
 def peak_memory(case_name: str, what: str) -> float:
@@ -268,18 +301,40 @@ def table(name: str, seconds: dict[str, list[float]], memory: dict[str, float]) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cases", nargs="*", choices=[[], *CASES], help="which models (default: all)")
-    names = parser.parse_args().cases or list(CASES)
+    parser.add_argument("cases", nargs="*", metavar="MODEL", help=f"one or more of {', '.join(CASES)} (default: all)")
+    parser.add_argument("--page", type=Path, help="write the tables of all models measured so far to this file")
+    options = parser.parse_args()
+    if unknown := set(options.cases) - set(CASES):
+        parser.error(f"unknown model {unknown.pop()!r}: use {', '.join(CASES)}")
     RESULTS.mkdir(parents=True, exist_ok=True)
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, Python {platform.python_version()}\n")
-    for name in names:
+    for name in options.cases or CASES:
         seconds = measure(CASES[name])
         memory = {label: peak_memory(name, what) for label, what in MEMORY.items()}
         (RESULTS / f"{name}.json").write_text(json.dumps({"seconds": seconds, "memory": memory}))
         print(table(name, seconds, memory) + "\n", flush=True)
+    if options.page:
+        found = [name for name in CASES if (RESULTS / f"{name}.json").exists()]
+        tables = [table(name, **json.loads((RESULTS / f"{name}.json").read_text())) for name in found]
+        setup = f"PyTorch {torch.__version__}, {torch.get_num_threads()} threads, Python {platform.python_version()}."
+        options.page.write_text("\n\n".join([PAGE.strip(), setup, *tables]) + "\n")
 
 
 MEMORY = {"one plain model": "plain", "two plain models": "two", "twins": "twin"}
+PAGE = """
+# What Twin-Boot costs
+
+Written by `make bench` (`benchmarks/overhead.py`): plain Adam steps, twin steps and epochs, interleaved in one process.
+
+- A *twin step* is both twins' forward and backward passes, the noise, one optimizer step and sigma. "Of which" rows are
+  measured alone.
+- A *twin epoch, counts* goes through both twins' bootstrap samples, each distinct sample once: 1.264 times the samples
+  of a plain epoch, which is its floor.
+- *Stacked with vmap*: two plain models in one pass through `torch.func.vmap`, for comparison. It has neither noise nor
+  sigma in it and still costs about two plain steps: on a CPU the overhead of vmap eats what it saves, which is why the
+  twins run one after another. *Compiled*: `torch.compile` on both sides.
+- A model of a few thousand weights takes so little time that the fixed cost of a block and of sigma, some tenths of a
+  millisecond of Python and kernel launches, is a good part of its step. From a few milliseconds per step on, it is not.
+"""
 
 if __name__ == "__main__":
     main()

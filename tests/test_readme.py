@@ -1,0 +1,53 @@
+"""What the README prints runs as it is printed: both sides of the diff, and the snippets after it."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from loops import classes, mlp
+from torch.utils.data import DataLoader
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def one_side(diff: str, drop: str) -> str:
+    return "\n".join(line[1:] for line in diff.splitlines() if not line.startswith(drop))
+
+
+def scope() -> dict[str, Any]:
+    data = classes(150)
+    return {"torch": torch, "F": F, "DataLoader": DataLoader, "dataset": data, "model": mlp(), "epochs": 2}
+
+
+def test_both_sides_of_the_diff_run() -> None:
+    [diff] = blocks("diff")
+    exec(one_side(diff, drop="+"), scope())
+    names = scope()
+    exec(one_side(diff, drop="-"), names)
+    assert all(sigma > 0 for sigma in names["twins"].sigma.values())
+
+
+def test_the_snippets_run_after_the_loop(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    predict, weighted, resume = blocks("python")
+    names = scope()
+    exec(one_side(blocks("diff")[0], drop="-"), names)
+    names["x"] = names["dataset"].tensors[0]
+    exec(predict, names)
+    assert (tmp_path / "estimate.safetensors").exists()
+    assert (names["low"] < names["high"]).all()
+
+    loader = names["PairedLoader"](names["dataset"], names["bootstrap"], batch_size=64, resample="counts")
+    exec(weighted, names | {"pair": next(iter(loader)), "loss": 0.0})
+
+    exec(
+        resume + "    done.append(epoch)",
+        names | {"path": tmp_path / "checkpoint.pt", "epochs": 4, "done": (done := [])},
+    )
+    assert done == [3, 4]
