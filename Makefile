@@ -13,7 +13,7 @@ test: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto
 
 # Not needed by a newcomer: the cost tables of docs/overhead.md.
 bench: .venv/ready

@@ -44,7 +44,7 @@ def test_the_snippets_run_after_the_loop(tmp_path: Path, monkeypatch: Any) -> No
     assert (names["low"] < names["high"]).all()
 
     loader = names["PairedLoader"](names["dataset"], names["bootstrap"], batch_size=64, resample="counts")
-    exec(weighted, names | {"pair": next(iter(loader)), "loss": 0.0})
+    exec(weighted, names | {"pair": next(iter(loader))})
 
     exec(
         resume + "    done.append(epoch)",
