@@ -155,6 +155,12 @@ def test_the_fast_path_gives_what_the_slow_path_gives() -> None:
     assert_same_bits([list(pair[0]) for pair in fast], [list(pair[0]) for pair in slow])
 
 
+def test_weights_are_on_the_device_of_the_samples() -> None:
+    data = TensorDataset(torch.zeros(20, 1, device="meta"))
+    for pair in PairedLoader(data, Bootstrap(20), 8, "counts"):
+        assert all(weight.device.type == "meta" for _, weight in pair)
+
+
 def test_the_fast_path_reads_no_single_sample() -> None:
     class Refusing(list[Any]):
         def __getitem__(self, index: Any) -> Any:

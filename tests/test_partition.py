@@ -72,3 +72,11 @@ def test_sums_of_half_precision_are_taken_in_float32() -> None:
     exact = 10_000 * float(deviations[0][0, 0]) ** 2
     assert abs(float(partition.sum_of_squares(deviations)) / exact - 1) < 1e-5
     assert Partition.of(model.double(), "layer").sum_of_squares([torch.ones(100, 100)]).dtype == torch.float64
+
+
+def test_each_parameter_gets_its_sigma_on_its_own_device() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    for grouping in ("layer", "unit"):
+        partition = Partition.of(model, grouping)
+        like = [p.detach().to("meta") if i % 2 else p.detach() for i, p in enumerate(model.parameters())]
+        assert [s.device for s in partition.expand(like)] == [p.device for p in like]

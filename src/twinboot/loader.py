@@ -11,6 +11,7 @@ from typing import Any, Literal, SupportsIndex
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from . import seeds
@@ -40,8 +41,8 @@ class PairedLoader:
         options: of `torch.utils.data.DataLoader`, such as `num_workers`, `collate_fn` or `pin_memory`.
 
     All twins get the same number of batches. Where they do not have equally many samples ("counts"), batches may differ
-    in size. The order, and what random transforms of the dataset do, depend on the seed, the epoch and the
-    step alone: not on the number of workers, and not on whether the run was interrupted.
+    in size. The order, and what random transforms of the dataset do, depend on the seed, the epoch and the step alone:
+    not on the number of workers, and not on whether the run was interrupted.
 
     `epoch` counts from 1. `state_dict()` after a batch and `load_state_dict()` continue with the next batch of that
     epoch; start the loop over epochs at `loader.epoch`. An epoch that was left early is continued by such a state, too,
@@ -80,16 +81,18 @@ class PairedLoader:
             counts = bootstrap.counts.double()
             scale = (counts > 0).sum(1, keepdim=True) / counts.sum(1, keepdim=True)
             weights = (counts * scale).to(torch.get_default_dtype())
-        fetch = _Fetch(dataset, weights, options.pop("collate_fn", None))
-        # A whole step is one item of an ordinary DataLoader: its workers fetch and collate the batches of all twins.
-        self._loader = DataLoader(
-            fetch,
-            batch_size=None,
-            sampler=_Jobs(self),
-            collate_fn=_unchanged,
-            generator=torch.Generator(torch.get_default_device()).manual_seed(seeds.derive(self.seed, "workers")),
-            **options,
-        )
+        self._fetch = _Fetch(dataset, weights, options.pop("collate_fn", None))
+        self._loader: DataLoader[Any] | None = None
+        if options:  # without any, a DataLoader would only cost time
+            # A whole step is one item of an ordinary DataLoader: its workers fetch the batches of all twins.
+            self._loader = DataLoader(
+                self._fetch,
+                batch_size=None,
+                sampler=_Jobs(self),
+                collate_fn=_unchanged,
+                generator=torch.Generator(torch.get_default_device()).manual_seed(seeds.derive(self.seed, "workers")),
+                **options,
+            )
 
     def __len__(self) -> int:
         """Batches per twin and epoch."""
@@ -100,7 +103,7 @@ class PairedLoader:
             self.epoch, self.step = self.epoch + 1, 0
         self._begun = True
         epoch = self.epoch
-        for batches in self._loader:
+        for batches in map(self._fetch.__getitem__, self.jobs()) if self._loader is None else self._loader:
             self.step += 1
             yield batches
         if self.epoch == epoch:
@@ -194,6 +197,8 @@ def _whole_tensors(dataset: Any) -> tuple[tuple[Tensor, ...], Tensor | None] | N
 
 
 def _with_weight(batch: Any, weight: Tensor) -> Any:
+    beside = next((t for t in tree_leaves(batch) if isinstance(t, Tensor)), weight)
+    weight = weight.to(beside.device)  # a dataset may hold its tensors on a GPU
     if isinstance(batch, Tensor):
         return [batch, weight]
     if isinstance(batch, Mapping):

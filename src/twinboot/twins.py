@@ -125,7 +125,7 @@ class Twins(nn.Module):
         self._refuse_inside("update()")
         partition = self.partition
         first, *others = self._weights()
-        center, total = [wide(w) for w in first], torch.zeros(())
+        center, total = [wide(w) for w in first], torch.zeros_like(partition.sigma)
         for k, twin in enumerate(others, start=1):  # Welford's recurrence: for two copies the paper's formula itself
             apart = torch._foreach_sub([wide(w) for w in twin], center)
             total = partition.sum_of_squares(apart) * (k / (k + 1) / len(others)) + total
