@@ -19,7 +19,7 @@ test: .venv/ready
 bench: .venv/ready
 	$(BIN)/python benchmarks/overhead.py --page docs/overhead.md
 
-# constraints.txt pins what was tested; without its torch pin, pip would fetch several GB of CUDA packages.
+# constraints.txt pins what was tested; an open range for torch would always draw the newest build, with CUDA.
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"

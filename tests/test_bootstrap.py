@@ -44,6 +44,7 @@ def test_indices_out_of_bag_and_unseen_agree_with_counts(n: int, replicas: int, 
         assert not set(drawn.tolist()) & set(bootstrap.out_of_bag(r).tolist())
         seen |= set(drawn.tolist())
     assert set(bootstrap.unseen.tolist()) == set(range(n)) - seen
+    assert set(bootstrap.seen.tolist()) == seen
 
 
 @given(labels=st.lists(st.sampled_from("abcd"), min_size=2, max_size=80), seed=seeds)

@@ -52,6 +52,7 @@ def test_zero_samples_is_the_mean_model() -> None:
     prediction = estimate.predict(X, samples=0)
     torch.testing.assert_close(prediction.probs, estimate(X).softmax(1).detach())
     assert (prediction.std == 0).all()
+    assert_same_bits(estimate.predict(X, samples=0, vectorize=True).probs, prediction.probs)
     torch.testing.assert_close(prediction.mutual_information, torch.zeros(23), atol=1e-6, rtol=0)
     values = estimate.predict(X, samples=0, task="regression")
     torch.testing.assert_close(values.mean, estimate(X).detach())

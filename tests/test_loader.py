@@ -153,6 +153,10 @@ def test_the_fast_path_gives_what_the_slow_path_gives() -> None:
         PairedLoader(subset, Bootstrap(30), 8, **o) for o in ({}, {"collate_fn": torch.utils.data.default_collate})
     )
     assert_same_bits([list(pair[0]) for pair in fast], [list(pair[0]) for pair in slow])
+    for dtype in (np.uint8, np.int16, np.int64):
+        other = PairedLoader(Subset(data, np.arange(39, 9, -1).astype(dtype)), Bootstrap(30), 8)  # type: ignore[arg-type]
+        slow.epoch, slow._begun = 1, False
+        assert_same_bits([list(pair[0]) for pair in other], [list(pair[0]) for pair in slow])
 
 
 def test_weights_are_on_the_device_of_the_samples() -> None:

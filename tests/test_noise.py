@@ -116,20 +116,24 @@ def test_backward_after_the_block_is_refused_for_outputs_of_any_form() -> None:
     class Output:
         logits: Tensor
 
+    class Own(dict[str, Tensor]):
+        pass
+
     class Structured(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.inner = nn.Linear(4, 3)
 
         def forward(self, x: Tensor) -> Any:
-            return {"dict": {"logits": self.inner(x)}, "dataclass": Output(self.inner(x))}[form]
+            logits = self.inner(x)
+            return {"dict": {"logits": logits}, "dict of one's own": Own(logits=logits)}.get(form, Output(logits))
 
-    for form in ("dict", "dataclass"):
+    for form in ("dict", "dict of one's own", "dataclass"):
         twins = Twins(Structured())
         with twins.sampled():
             output = twins[0](torch.ones(2, 4))
         with pytest.raises(RuntimeError, match="inside the block"):
-            (output["logits"] if form == "dict" else output.logits).sum().backward()
+            (output.logits if form == "dataclass" else output["logits"]).sum().backward()
 
 
 def test_passes_outside_any_block_are_as_usual(twins: Twins) -> None:
@@ -179,13 +183,67 @@ def test_copies_and_pickles_inside_are_refused(twins: Twins) -> None:
     for call in (copy.deepcopy, pickle.dumps):
         with pytest.raises(RuntimeError, match=r"copy or pickle was called inside sampled\(\)"), twins.sampled():
             call(twins)
+        with pytest.raises(RuntimeError, match=r"a twin was copied or pickled inside sampled\(\)"), twins.sampled():
+            call(twins[0])
     pickle.loads(pickle.dumps(twins)).update()
+
+
+def test_a_copy_of_compiled_twins_is_a_copy(twins: Twins) -> None:
+    twins.compile(backend="eager")
+    again = copy.deepcopy(twins)
+    with torch.no_grad():
+        for p in again.parameters():
+            p.zero_()
+    x, _ = classes().tensors
+    assert (again(x, x)[0] == 0).all()
+    assert (twins(x, x)[0] != 0).any()
+
+
+def test_saving_inside_stores_clean_tied_weights_under_all_their_names() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    twins = Twins(model)
+    twins.partition.sigma.fill_(0.5)
+    before = snapshot(twins[0])
+    with twins.sampled():
+        assert_same_bits(dict(twins[0].state_dict()), dict(before))
+
+
+def test_autocast_around_blocks_sees_each_draw_and_then_the_clean_weights(twins: Twins) -> None:
+    x, _ = classes().tensors
+    with torch.autocast("cpu", torch.bfloat16):
+        clean = twins[0](x)
+        draws = []
+        for _ in range(2):
+            with twins.sampled(scale=3.0):
+                draws.append(twins[0](x))
+        assert torch.equal(twins[0](x), clean)
+    assert not torch.equal(draws[0], clean)
+    assert not torch.equal(draws[0], draws[1])
+
+
+def test_a_block_in_inference_mode_leaves_training_possible(twins: Twins) -> None:
+    twins = Twins(twins[0])
+    with torch.inference_mode(), twins.sampled():
+        loss_of(twins)
+    with twins.sampled():
+        loss_of(twins).backward()
+
+
+def test_a_restore_that_fails_leaves_no_hook_and_no_block_behind(twins: Twins) -> None:
+    with pytest.raises(RuntimeError), twins.sampled():
+        twins[0][0].weight.data = torch.zeros(1, 2, 3)
+    assert not twins[0]._forward_hooks
+    torch.optim.SGD(twins.parameters(), 0.1).step()  # no hook of the block's forbids it
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        twins.update()  # its own complaint, not that it were still inside
 
 
 def test_saving_inside_never_stores_noisy_weights(twins: Twins) -> None:
     outside, first = snapshot(twins), snapshot(twins[0])
     with twins.sampled():
         inside, inside_first = twins.state_dict(), twins[0].state_dict()
+        assert_same_bits(twins[0][2].state_dict()["weight"], first["2.weight"])
         assert not torch.equal(twins[0][0].weight, first["0.weight"])
     del outside["_extra_state"], inside["_extra_state"]  # the count of draws, which has gone up
     assert_same_bits(dict(inside), dict(outside))

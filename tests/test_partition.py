@@ -44,15 +44,15 @@ def test_every_entry_lies_in_exactly_one_group(shapes: list[tuple[int, ...]], fr
     partition = Partition.of(model, grouping)
     parameters = [p.detach() for p in model.parameters() if p.requires_grad]
     # Give each sigma its own place as its value: then each entry reads the place that it belongs to.
-    partition.sigma.copy_(torch.arange(len(partition)))
+    partition.sigma.copy_(torch.arange(len(partition.sizes)))
     read = zip(partition.expand(parameters), parameters, strict=True)
     owner = torch.cat([t.expand_as(p).flatten() for t, p in read]).long()
     assert len(owner) == sum(p.numel() for p in parameters)
-    assert torch.equal(torch.bincount(owner, minlength=len(partition)), partition.sizes)
-    assert sum(part.numel() for part in partition.named(partition.sizes).values()) == len(partition)
+    assert torch.equal(torch.bincount(owner, minlength=len(partition.sizes)), partition.sizes)
+    assert sum(part.numel() for part in partition.named(partition.sizes).values()) == len(partition.sizes)
     # And the squares of each entry are summed where it reads its sigma.
     squares = torch.cat([p.flatten() for p in parameters]).double().square()
-    expected = torch.zeros(len(partition), dtype=torch.float64).index_add_(0, owner, squares)
+    expected = torch.zeros(len(partition.sizes), dtype=torch.float64).index_add_(0, owner, squares)
     torch.testing.assert_close(partition.sum_of_squares(parameters).double(), expected, rtol=1e-5, atol=0)
 
 

@@ -91,6 +91,11 @@ class Bootstrap:
         return (self.counts[replica] == 0).nonzero().squeeze(1)
 
     @property
+    def seen(self) -> Tensor:
+        """The samples that some twin sees: all that anything may be fitted to."""
+        return (self.counts > 0).any(0).nonzero().squeeze(1)
+
+    @property
     def unseen(self) -> Tensor:
         """The samples that no twin ever sees: the only honest ones to validate on, since resets mix what twins know."""
         return (self.counts == 0).all(0).nonzero().squeeze(1)

@@ -91,8 +91,8 @@ class Estimate(nn.Module):
             batch_size: inputs at a time. Memory beyond the result does not grow with the number of inputs.
             scale: factor on sigma.
             seed: the same seed gives the same draws.
-            vectorize: several draws at once with `torch.func.vmap`, or one after another; the numbers are the same.
-                None takes the first where it pays and the model allows it, else the second.
+            vectorize: several draws at once with `torch.func.vmap`, or one after another; the numbers are the same to
+                rounding. None takes the first where it pays and the model allows it, else the second.
         """
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 0 or samples == 1:
             raise ValueError(f"samples must be 0, for the mean model, or at least 2, for a spread, not {samples!r}.")
@@ -108,7 +108,7 @@ class Estimate(nn.Module):
                     return self._predict(chunks, task, draws, scale, vectorize=True)
                 except Exception:  # vmap refuses some models, each in its own way; the loop below judges the rest
                     pass
-            return self._predict(chunks, task, draws, scale, vectorize=bool(vectorize))
+            return self._predict(chunks, task, draws, scale, vectorize=bool(vectorize and draws))
 
     def _predict(
         self, chunks: list[Callable[[], Any]], task: Task, draws: list[int], scale: float, vectorize: bool
@@ -204,7 +204,7 @@ def _chunks(x: Any, size: int, device: torch.device) -> list[Callable[[], Any]]:
     if len(lengths) != 1:
         raise ValueError(
             "x must be a tensor, or a tuple or mapping of tensors, with the same number of inputs along dimension 0; "
-            f"found {sorted(lengths) or 'no tensor'}."
+            f"found {sorted(lengths) or f'no tensor in {type(x).__name__}'}."
         )
 
     def cut(start: int) -> Any:

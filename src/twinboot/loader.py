@@ -41,8 +41,8 @@ class PairedLoader:
         options: of `torch.utils.data.DataLoader`, such as `num_workers`, `collate_fn` or `pin_memory`.
 
     All twins get the same number of batches. Where they do not have equally many samples ("counts"), batches may differ
-    in size. The order, and what random transforms of the dataset do, depend on the seed, the epoch and the step alone:
-    not on the number of workers, and not on whether the run was interrupted.
+    in size. The order, and what transforms of the dataset draw from the global generators of torch, numpy and random,
+    depend on the seed, the epoch and the step alone: not on the number of workers, nor on interruptions of the run.
 
     `epoch` counts from 1. `state_dict()` after a batch and `load_state_dict()` continue with the next batch of that
     epoch; start the loop over epochs at `loader.epoch`. An epoch that was left early is continued by such a state, too,
@@ -191,7 +191,7 @@ def _whole_tensors(dataset: Any) -> tuple[tuple[Tensor, ...], Tensor | None] | N
         return dataset.tensors, None
     if type(dataset) is Subset and (inner := _whole_tensors(dataset.dataset)) is not None:
         tensors, places = inner
-        here = torch.as_tensor(dataset.indices, device="cpu")
+        here = torch.as_tensor(dataset.indices, device="cpu").long()
         return tensors, here if places is None else places[here]
     return None
 

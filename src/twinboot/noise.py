@@ -7,7 +7,7 @@ after the weights were put back, a checkpoint with noise in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
@@ -65,13 +65,20 @@ class Noisy:
     """A block in which weights may be perturbed, and after which they are what they were, bit for bit.
 
     Args:
-        copies: the modules that use the weights.
+        copies: the models that are called.
+        owners: the modules in them that hold the weights.
         weights: what is perturbed, after entering and before calling `watch`.
         clean: room for the clean weights while the block lasts.
     """
 
-    def __init__(self, copies: Sequence[nn.Module], weights: list[Tensor], clean: list[Tensor]) -> None:
-        self.copies, self.weights, self.clean = copies, weights, clean
+    def __init__(
+        self,
+        copies: Iterable[nn.Module],
+        owners: Iterable[nn.Module],
+        weights: list[Tensor],
+        clean: list[Tensor],
+    ) -> None:
+        self.copies, self.owners, self.weights, self.clean = copies, owners, weights, clean
         self.inside = False
         self.versions: list[int] | None = None
         self.hooks: list[Any] = []
@@ -86,18 +93,21 @@ class Noisy:
         """From here on, whatever would use the noisy weights in a wrong way is refused."""
         self.versions = [w._version for w in self.weights]
         self.hooks.append(register_optimizer_step_pre_hook(self._refuse_step))
-        for copy in self.copies:
-            self.hooks.append(copy.register_forward_hook(self._remember))
-            # partial, because PyTorch marks the hook, which a method does not allow
-            self.hooks.append(copy.register_state_dict_post_hook(partial(self._store_clean)))
+        self.hooks += [copy.register_forward_hook(self._remember) for copy in self.copies]
+        for owner in self.owners:  # partial, because PyTorch marks the hook, which a method does not allow
+            self.hooks.append(owner.register_state_dict_post_hook(partial(self._store_clean)))
+        torch.clear_autocast_cache()  # which may hold weights from before the noise, cast to half precision
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         changed = self.versions is not None and self.versions != [w._version for w in self.weights]
-        with torch.no_grad():
-            torch._foreach_copy_(self.weights, self.clean)
-        self.inside = False
-        for hook in self.hooks:
-            hook.remove()
+        try:
+            with torch.no_grad():
+                torch._foreach_copy_(self.weights, self.clean)
+        finally:
+            self.inside = False
+            torch.clear_autocast_cache()
+            for hook in self.hooks:
+                hook.remove()
         if changed and kind is None:
             raise RuntimeError(
                 "the weights were changed inside sampled(), which puts back the ones from before: "
@@ -117,7 +127,9 @@ class Noisy:
         and checkpointed activations, which are computed again in that pass, would silently use the clean ones."""
         if torch.compiler.is_compiling():  # a compiled graph saves its weights, and PyTorch does notice
             return
-        if not isinstance(output, (Tensor, tuple, list, dict)):  # a dataclass, perhaps
+        if isinstance(output, Mapping):
+            output = list(output.values())
+        elif not isinstance(output, (Tensor, tuple, list)):  # a dataclass, perhaps
             output = getattr(output, "__dict__", output)
         for leaf in (output,) if isinstance(output, Tensor) else tree_leaves(output):
             if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
@@ -131,7 +143,11 @@ class Noisy:
             )
 
     def _store_clean(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-        clean = dict(zip(self.weights, self.clean, strict=True))
-        for name, p in module.named_parameters(remove_duplicate=False):
-            if p in clean and prefix + name in state:
-                state[prefix + name] = clean[p].clone()
+        clean = dict(zip(map(id, self.weights), self.clean, strict=True))
+        for name, p in module._parameters.items():
+            if id(p) in clean and prefix + name in state:
+                state[prefix + name] = clean[id(p)].clone()
+
+    def __reduce__(self) -> Any:
+        """A copy or pickle of a module takes its hooks along, and so comes here."""
+        raise RuntimeError("a twin was copied or pickled inside sampled(), where it is noisy: leave the block first.")

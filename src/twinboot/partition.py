@@ -72,9 +72,6 @@ class Partition(nn.Module):
                 )
         return partition.to(next(iter(parameters.values())).device)
 
-    def __len__(self) -> int:
-        return len(self.sizes)
-
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         """A flat vector as group name -> its part, in the group's own shape."""
         parts = flat.split([math.prod(shape) for shape in self.groups.values()])

@@ -43,8 +43,9 @@ class Twins(nn.Module):
     """Copies of a model that train side by side; an ordinary module, so optimizers and the rest need no change.
 
     Args:
-        model: any module. It is left as it is; the twins are copies. Parameters with `requires_grad=False` are
-            shared by all copies and carry no noise, so freeze before you build the twins. Tied weights stay tied.
+        model: any module. The twins are copies of it. Parameters with `requires_grad=False` are shared by all copies,
+            use the memory of the model's own and carry no noise, so freeze before you build the twins. Tied weights
+            stay tied.
         replicas: how many copies. More than two lower the variance of sigma^2 by 1 / (replicas - 1).
         groups: which weights share one sigma: `"layer"`, `"tensor"`, `"unit"`, `Blocks(shape)` or a function of
             (name, parameter); see `twinboot.groups`.
@@ -72,6 +73,7 @@ class Twins(nn.Module):
         self.copies = nn.ModuleList(replicate(model, replicas))  # line 1
         self.partition = Partition.of(model, groups)  # line 3: it holds sigma, which is 0
         self._places = [Places(twin, list(self.partition.parameter_shapes)) for twin in self.copies]
+        self._owners = [m for m in self.copies.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
         self._spare: list[Tensor] = []
         self._block: Noisy | None = None
         self._seed = seeds.checked(seed)
@@ -110,8 +112,9 @@ class Twins(nn.Module):
         per_copy = self._weights()
         weights = [w for twin in per_copy for w in twin]
         if [(t.dtype, t.device) for t in self._spare] != [(w.dtype, w.device) for w in weights]:
-            self._spare = [torch.empty_like(w) for w in weights]
-        with Noisy(list(self.copies), weights, self._spare) as self._block:
+            with torch.inference_mode(False):  # they outlive such a mode
+                self._spare = [torch.empty_like(w) for w in weights]
+        with Noisy(self.copies, self._owners, weights, self._spare) as self._block:
             with torch.no_grad():  # w + sigma * e, in the place of w
                 fill_copies_(per_copy, self._next_seed("draws"), generator)
                 torch._foreach_mul_(weights, self.partition.expand(per_copy[0], scale) * len(per_copy))
@@ -209,7 +212,7 @@ class Twins(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_inside("copy or pickle")
-        return {**self.__dict__, "_spare": [], "_block": None}
+        return {**super().__getstate__(), "_spare": [], "_block": None}  # type: ignore[no-untyped-call]
 
 
 def _call(twin: nn.Module, x: Any) -> Any:
