@@ -1,6 +1,7 @@
 import copy
 import io
 import math
+import threading
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from loops import assert_same_bits, classes, mlp, pairs, seeded, snapshot, train
 from torch import Tensor, nn
 
 from twinboot import Blocks, Bootstrap, Twins
+from twinboot import noise as noise_module
 
 
 class Mean(nn.Module):
@@ -433,15 +435,22 @@ def test_a_reset_draws_from_the_generator_that_is_given() -> None:
     assert_same_bits([p.detach() for p in second.parameters()], [p.detach() for p in first.parameters()])
 
 
-def test_large_copies_are_drawn_side_by_side_and_the_same_each_time() -> None:
+def test_large_copies_are_drawn_side_by_side_and_the_same_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twinboot.noise._LARGE", 2**18)
+    threads = set()
+    fill = noise_module._fill_copy
+    monkeypatch.setattr(noise_module, "_fill_copy", lambda *a: (threads.add(threading.get_ident()), fill(*a)))
+
     def draw() -> Tensor:
-        twins = Twins(Mean(2**19), seed=3)
+        twins = Twins(Mean(2**17), seed=3)
         twins.partition.sigma.fill_(2.0)
         with twins.sampled():
             return torch.stack([twin.w.detach() for twin in twins])
 
     noise = draw()
     assert_same_bits(draw(), noise)
+    assert threading.get_ident() not in threads
+    assert threads
     for twin in noise:
         within_four_standard_errors(twin, 0.0)
         within_four_standard_errors(twin.square(), 4.0)
