@@ -84,7 +84,7 @@ class Partition(nn.Module):
     def expand(self, like: Sequence[Tensor], scale: float = 1.0) -> list[Tensor]:
         """The sigma of each entry: for each parameter a tensor that broadcasts against it, on its device."""
         sigma = self.sigma if scale == 1.0 else self.sigma * scale
-        single = sigma.unbind()
+        single = sigma.unbind() if self._whole else ()  # with labels only, there may be thousands of sigmas
         found = [
             single[self._whole[i]] if i in self._whole else sigma[self._labels(i, sigma)] for i in range(len(like))
         ]
