@@ -1,0 +1,63 @@
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from twinboot.experiments import basins
+
+SMALL = basins.Config(seeds=300)
+
+
+@pytest.fixture(scope="module")
+def tables() -> dict[str, pd.DataFrame]:
+    [part] = basins.parts(SMALL)
+    return part.compute(lambda: None)
+
+
+def test_defaults_have_enough_seeds_and_the_papers_schedule() -> None:
+    config = basins.Config()
+    assert config.seeds >= 100
+    assert (config.resets, config.epochs) == ((1, 2, 6, 12), 40)
+
+
+def test_resets_keep_twins_together_that_would_part(tables: dict[str, pd.DataFrame]) -> None:
+    """Without resets about as many split as for a first pull that decides, 1/3; the noise that sigma drives, as wide as
+    the split, brings some of them together again. With resets most of those are gone."""
+    found = basins.summary(tables["runs"])
+    assert list(found.index) == ["none", "mean", "sample", "centered"]
+    none = found.loc["none"]
+    assert 0.2 < none["apart"] < 1 / 3 + 4 * none["apart_error"]
+    for reset in ("mean", "sample", "centered"):
+        assert found.loc[reset, "apart"] + 4 * found.loc[reset, "apart_error"] < none["apart"]
+    assert none["sigma_apart"] > 10 * basins.exact_line(SMALL)
+
+
+def test_sigma_in_one_well_is_the_exact_one(tables: dict[str, pd.DataFrame]) -> None:
+    """To the order of 1 / M, which the line leaves out, and four standard errors."""
+    found, exact = basins.summary(tables["runs"]), basins.exact_line(SMALL)
+    assert abs(found.loc["mean", "sigma"] / exact - 1) < 4 * found.loc["mean", "sigma_error"] / exact + 1 / SMALL.size
+
+
+def test_picture_shows_a_run_that_splits_without_resets(tables: dict[str, pd.DataFrame]) -> None:
+    paths, runs = tables["paths"], tables["runs"]
+    [shown] = paths["run"].unique()
+    own = runs[(runs["reset"] == "none") & (runs["seed"] == shown)].iloc[0]
+    assert {own["well_1"], own["well_2"]} == {"left", "right"}
+    last = paths[(paths["reset"] == "none") & (paths["step"] == paths["step"].max())]
+    assert last["sigma"].unique() == pytest.approx([own["sigma"]])
+
+
+def test_verdicts_figure_and_numbers(tables: dict[str, pd.DataFrame]) -> None:
+    splits, keeps, measures = basins.verdicts(SMALL, tables)
+    assert splits.status == "partly"
+    assert keeps.status in ("held", "partly")
+    assert measures.status == "held"
+    assert isinstance(basins.figure(SMALL, tables), Figure)
+    [shown] = basins.numbers(SMALL, tables).values()
+    assert list(shown["reset"]) == ["no reset", "mean reset", "sampling reset", "centered reset"]
+
+
+def test_resets_that_do_nothing_are_not_held(tables: dict[str, pd.DataFrame]) -> None:
+    runs = tables["runs"]
+    none = runs[runs["reset"] == "none"]
+    same = pd.concat([none.assign(reset=reset) for reset in ("none", "mean", "sample", "centered")])
+    assert basins.verdicts(SMALL, tables | {"runs": same})[1].status == "not held"

@@ -1,0 +1,102 @@
+import math
+
+import pandas as pd
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from twinboot import Bootstrap
+from twinboot.experiments import gaussian
+
+SMALL = gaussian.Config(sizes=(20, 100), seeds=400, replicas=(10, 20), falling=250)
+
+
+@pytest.fixture(scope="module")
+def tables() -> dict[str, pd.DataFrame]:
+    found: dict[str, list[pd.DataFrame]] = {}
+    for part in gaussian.parts(SMALL):
+        ticks: list[int] = []
+        for name, table in part.compute(lambda ticks=ticks: ticks.append(1)).items():
+            found.setdefault(name, []).append(table)
+        assert len(ticks) == part.ticks
+    return {name: pd.concat(frames, ignore_index=True) for name, frames in found.items()}
+
+
+def test_defaults_are_those_of_appendix_a2() -> None:
+    config = gaussian.Config()
+    assert (config.points, config.variance, config.epochs, config.batch) == (400, 120.0, 5, 200)
+    assert (config.rate, config.stride, config.seed) == (0.07, 4, 7)
+    assert config.stages["twins, few steps"] == 10
+    assert config.seeds >= 200
+    assert min(config.sizes) <= 50
+    assert max(config.sizes) >= 5000
+
+
+def test_closed_form_settles_where_the_docstring_says() -> None:
+    config = gaussian.Config(constant=500, falling=5000)
+    tau2, a = config.variance / 100 * 0.99, 2 * config.rate
+    found = gaussian.expected(config, 100)
+    assert found["twins, constant rate"] == pytest.approx(tau2 * (2 - a) / (2 - 2 * a), rel=1e-6)
+    assert found["twins"] == pytest.approx(tau2, rel=0.005)
+
+
+def test_estimates_have_the_mean_of_the_closed_form(tables: dict[str, pd.DataFrame]) -> None:
+    found = gaussian.summary(SMALL, tables["estimates"])
+    assert len(found) == 2 * 5
+    assert ((found["mean"] - found["expected"]).abs() < 4 * found["error"]).all()
+
+
+def test_estimates_have_the_variance_of_theory(tables: dict[str, pd.DataFrame]) -> None:
+    """sigma^2 over (B - 1) D degrees of freedom is nearly chi-squared, so its sample variance over n data sets has the
+    relative variance (2 + 12 / degrees) / n."""
+    found = gaussian.summary(SMALL, tables["estimates"]).dropna()
+    assert set(found["trainings"]) == {2, 10, 20}
+    width = ((2 + 12 / (2 * (found["trainings"] - 1))) / SMALL.seeds).pow(0.5)
+    assert ((found["variance"] / found["theory"] - 1).abs() < 4 * width).all()
+
+
+def test_picture_is_one_run_with_its_optima(tables: dict[str, pd.DataFrame]) -> None:
+    path, optima = tables["path"], tables["optima"]
+    assert path["step"].max() == 10
+    assert path[path["step"] == 0][["w1", "w2"]].drop_duplicates().to_numpy().tolist() == [[-4.0, 3.0]]
+    data = torch.randn(400, 2, generator=torch.Generator().manual_seed(7)) * math.sqrt(120)
+    bootstrap = Bootstrap(400, seed=7)
+    means = torch.stack([data[bootstrap.indices(r)].mean(0) for r in range(2)])
+    torch.testing.assert_close(torch.tensor(optima[["w1", "w2"]].to_numpy()).float(), means)
+    end = path[path["step"] == 10].sort_values("twin")[["w1", "w2"]].to_numpy()
+    distance = torch.tensor(end).float() - means
+    assert (distance.norm(dim=1) < 5 * 0.86**10 + 4 * math.sqrt(120 / 200)).all()  # the way left, and a batch's noise
+
+
+def test_verdicts_agree_with_theory(tables: dict[str, pd.DataFrame]) -> None:
+    unbiased, tracks, variance, cost = gaussian.verdicts(SMALL, tables)
+    assert (unbiased.status, tracks.status, variance.status, cost.status) == ("held", "partly", "held", "partly")
+    assert "22%" in tracks.evidence
+
+
+def test_a_biased_table_is_not_held(tables: dict[str, pd.DataFrame]) -> None:
+    wrong = tables["estimates"].assign(sigma2=tables["estimates"]["sigma2"] * 2)
+    unbiased, tracks, _, cost = gaussian.verdicts(SMALL, tables | {"estimates": wrong})
+    assert {unbiased.status, tracks.status, cost.status} == {"not held"}
+
+
+def test_figure_and_numbers(tables: dict[str, pd.DataFrame]) -> None:
+    assert isinstance(gaussian.figure(SMALL, tables), Figure)
+    overall, by_size = gaussian.numbers(SMALL, tables).values()
+    assert list(overall["trainings"]) == [2, 2, 2, 10, 20]
+    assert list(by_size["M"]) == [20, 100]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"seeds": 1}, "seeds"),
+        ({"sizes": (1,)}, "sizes"),
+        ({"replicas": (1,)}, "replicas"),
+        ({"rate": 0.7}, "past the mean"),
+        ({"batch": 0}, "batch"),
+    ],
+)
+def test_configs_that_make_no_sense_are_refused(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        gaussian.Config(**wrong)

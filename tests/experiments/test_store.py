@@ -1,0 +1,132 @@
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+import toy
+
+import twinboot
+from twinboot.experiments.store import RunError, UnfinishedError, carry_out, load
+
+TOYS: dict[str, Any] = {"toy": toy}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    toy.computed.clear()
+    yield
+    toy.before = lambda part: None
+
+
+def stop_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(part: str) -> None:
+        if part == name:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(toy, "before", stop)
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.glob("*.csv")}
+
+
+def test_a_run_says_what_it_was_made_with(tmp_path: Path) -> None:
+    run = carry_out("toy", toy, toy.Config(scale=2.0), tmp_path / "toy")
+    about = json.loads((tmp_path / "toy" / "run.json").read_text())
+    assert about["config"] == {"scale": 2.0, "sizes": [1, 2], "seed": 0}
+    assert (about["twinboot"], about["torch"]) == (twinboot.__version__, torch.__version__)
+    assert about["seconds"] >= 0
+    assert "revision" in about
+    assert run.config == toy.Config(scale=2.0)
+    assert list(run.tables["numbers"]["value"]) == pytest.approx([0, 2 / 3, 4 / 3])
+    assert not (tmp_path / "toy" / "parts").exists()
+
+
+def test_stopped_and_resumed_equals_uninterrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    carry_out("toy", toy, toy.Config(), tmp_path / "whole")
+    toy.computed.clear()
+    stop_at("part-1", monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        carry_out("toy", toy, toy.Config(), tmp_path / "toy")
+    with pytest.raises(UnfinishedError, match=r"not complete.*twinboot toy --out"):
+        load(tmp_path / "toy", TOYS)
+    monkeypatch.undo()
+    carry_out("toy", toy, toy.Config(), tmp_path / "toy")
+    assert toy.computed == ["part-0", "part-1", "part-2"]  # part-0 only once
+    assert files(tmp_path / "toy") == files(tmp_path / "whole")
+
+
+def test_a_part_half_written_is_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_at("part-1", monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        carry_out("toy", toy, toy.Config(), tmp_path)
+    monkeypatch.undo()
+    (tmp_path / "parts" / ".part-1").mkdir()
+    (tmp_path / "parts" / ".part-1" / "numbers.csv").write_text("part,val")
+    assert list(carry_out("toy", toy, toy.Config(), tmp_path).tables["numbers"]["part"]) == [0, 1, 2]
+
+
+def test_a_complete_run_is_not_run_again(tmp_path: Path) -> None:
+    first = carry_out("toy", toy, toy.Config(), tmp_path)
+    second = carry_out("toy", toy, toy.Config(), tmp_path)
+    assert toy.computed == ["part-0", "part-1", "part-2"]
+    assert first.about == second.about
+    pd.testing.assert_frame_equal(first.tables["numbers"], second.tables["numbers"])
+
+
+def test_ticks_are_told_for_parts_done_before_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_at("part-2", monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        carry_out("toy", toy, toy.Config(), tmp_path)
+    monkeypatch.undo()
+    ticks: list[str] = []
+    carry_out("toy", toy, toy.Config(), tmp_path, lambda part: lambda: ticks.append(part.name))
+    assert ticks == ["part-0"] * 2 + ["part-1"] * 2 + ["part-2"] * 2
+
+
+def test_another_config_in_the_same_place_is_refused(tmp_path: Path) -> None:
+    carry_out("toy", toy, toy.Config(), tmp_path)
+    with pytest.raises(RunError, match=r"scale 1.0, not 3.0: choose another"):
+        carry_out("toy", toy, toy.Config(scale=3.0), tmp_path)
+    with pytest.raises(RunError, match="holds a run of 'toy'"):
+        carry_out("other", toy, toy.Config(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda d: (d / "numbers.csv").write_text("part,value\n"), "numbers.csv is damaged"),
+        (lambda d: (d / "numbers.csv").unlink(), "can't read .*numbers.csv"),
+        (lambda d: (d / "run.json").write_text("{"), "run.json is damaged"),
+        (lambda d: (d / "run.json").write_text("[]"), "run.json is damaged"),
+        (lambda d: (d / "run.json").write_text('{"format": 1}'), "run.json is damaged"),
+        (lambda d: (d / "run.json").write_bytes(b"\xff\xfe"), "run.json is damaged"),
+        (lambda d: (d / "run.json").write_text('{"format": 99}'), "format 99"),
+        (lambda d: (d / "run.json").unlink(), "no run in"),
+        (lambda d: change(d, experiment="seismic"), "an experiment that this version does not have"),
+        (lambda d: change(d, config={"nonsense": 1}), "config in .* is damaged"),
+        (lambda d: change(d, config={"scale": -1.0}), "config in .* is damaged"),
+    ],
+)
+def test_damage_is_told_in_one_sentence(tmp_path: Path, damage: Any, message: str) -> None:
+    carry_out("toy", toy, toy.Config(), tmp_path)
+    damage(tmp_path)
+    with pytest.raises(RunError, match=message) as caught:
+        load(tmp_path, TOYS)
+    assert "\n" not in str(caught.value)
+
+
+def change(directory: Path, **values: Any) -> None:
+    path = directory / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="can't write to"):
+        carry_out("toy", toy, toy.Config(), tmp_path / "file" / "toy")
+    assert os.listdir(tmp_path) == ["file"]

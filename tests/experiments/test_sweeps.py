@@ -1,0 +1,91 @@
+import math
+
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from twinboot.experiments import sweeps
+
+SMALL = sweeps.Config(
+    seeds=150,
+    size=100,
+    sizes=(50, 200),
+    noises=(0.1, 0.4),
+    rates=(0.05, 0.2),
+    batches=(5, 25),
+    epochs=30,
+    rate_steps=(16, 23),
+)
+
+
+@pytest.fixture(scope="module")
+def tables() -> dict[str, pd.DataFrame]:
+    parts = [part.compute(lambda: None)["sigma"] for part in sweeps.parts(SMALL)]
+    return {"sigma": pd.concat(parts, ignore_index=True)}
+
+
+def test_defaults_follow_the_paper_and_have_enough_seeds() -> None:
+    config = sweeps.Config()
+    assert (config.resets, config.epochs, config.reset) == ((1, 2, 6, 12), 40, "mean")
+    assert config.seeds >= 50
+
+
+def test_sigma_lies_on_the_exact_line_for_every_size_noise_and_datum(tables: dict[str, pd.DataFrame]) -> None:
+    """Within four standard errors, and the order of 1 / M that the line leaves out."""
+    found = sweeps.summary(SMALL, tables["sigma"])
+    data = found[found["sweep"].isin(["size", "noise", "datum"])]
+    sizes = data["value"].where(data["sweep"] == "size", SMALL.size).astype(float)
+    assert len(data) == 7
+    assert ((data["rms"] - data["exact"]).abs() < 4 * data["error"] + data["exact"] / sizes).all()
+    assert (data["apart"] == 0).all()
+
+
+def test_sigma_is_flat_in_rate_and_batch(tables: dict[str, pd.DataFrame]) -> None:
+    """On the same data only the way to the minimum differs, and the noise that is left at its end: a few percent."""
+    found = sweeps.summary(SMALL, tables["sigma"])
+    for name in ("rate", "batch"):
+        rms = found[found["sweep"] == name]["rms"]
+        assert rms.max() / rms.min() < 1.05
+
+
+def test_papers_line_holds_only_if_the_pull_matches_the_curvature(tables: dict[str, pd.DataFrame]) -> None:
+    found = sweeps.summary(SMALL, tables["sigma"])
+    ways = found[found["sweep"] == "datum"].set_index("value")
+    ratio = ways["rms"] / ways["paper"]
+    assert abs(ratio["matched"] - 1) < 4 * ways.loc["matched", "error"] / ways.loc["matched", "paper"] + 0.01
+    assert ratio["shift"] > 1.5
+    assert ratio["tilt"] < 0.75
+
+
+def test_verdicts_figure_and_numbers(tables: dict[str, pd.DataFrame]) -> None:
+    scaling, rate, batch, dashed = sweeps.verdicts(SMALL, tables)
+    assert (scaling.status, rate.status, batch.status, dashed.status) == ("held", "held", "held", "partly")
+    assert isinstance(sweeps.figure(SMALL, tables), Figure)
+    [shown] = sweeps.numbers(SMALL, tables).values()
+    assert len(shown) == 11
+
+
+def test_what_is_off_is_said_with_its_reason(tables: dict[str, pd.DataFrame]) -> None:
+    sigma = tables["sigma"].copy()
+    large = (sigma["sweep"] == "rate") & (sigma["value"] == "0.2")
+    small = (sigma["sweep"] == "batch") & (sigma["value"] == "25")
+    sigma.loc[large, "sigma"] *= 3
+    sigma.loc[small, "sigma"] /= 3
+    _, rate, batch, _ = sweeps.verdicts(SMALL, {"sigma": sigma})
+    assert rate.status != "held"
+    assert "rate = 0.2" in rate.evidence
+    assert "still noisy" in rate.evidence
+    assert "too few steps" in batch.evidence
+
+
+def test_sigma_that_ignores_the_number_of_data_is_not_held(tables: dict[str, pd.DataFrame]) -> None:
+    sigma = tables["sigma"].copy()
+    sigma.loc[sigma["sweep"].isin(["size", "noise"]), "sigma"] *= math.sqrt(2)
+    assert sweeps.verdicts(SMALL, {"sigma": sigma})[0].status == "not held"
+
+
+def test_wrong_points_are_refused_before_any_work() -> None:
+    with pytest.raises(ValueError, match="noise"):
+        sweeps.Config(noises=(0.1, -1.0))
+    with pytest.raises(ValueError, match="no two wells"):
+        sweeps.parts(sweeps.Config(noises=(1.5,)))
