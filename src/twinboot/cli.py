@@ -1,0 +1,236 @@
+"""The command line: `twinboot gaussian`, `twinboot reproduce`, `twinboot report`, and so on.
+
+Exit codes: 0 done, 1 something about files, 2 wrong flags or values, 130 stopped with Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+try:
+    import tyro
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    from . import __version__, plots
+    from .experiments import EXPERIMENTS
+    from .experiments.experiment import Part, Tick
+    from .experiments.store import Run, RunError, UnfinishedError, carry_out, load
+    from .report import write_report
+except ImportError as error:
+    raise SystemExit(
+        f"twinboot: the command line needs more packages ({error}): pip install 'twinboot[cli]'."
+    ) from None
+
+DESCRIPTION = f"""Twin-Boot {__version__}: the paper's experiments, again.
+
+Start with `twinboot reproduce --quick`: every experiment with few seeds, and a page that shows them all.
+"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunExperiment:
+    """Run one experiment."""
+
+    config: Annotated[Any, tyro.conf.arg(name="")]
+    out: Path = Path("out")
+    """Directory; the run goes into a folder of the experiment's name in it. A run that was stopped goes on."""
+    quick: bool = False
+    """Fewer seeds and points; the flags below then start from other defaults."""
+    full: bool = False
+    """All seeds and points: what is done without --quick."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reproduce:
+    """Run all experiments, and write the report."""
+
+    out: Path = Path("out")
+    """Directory for all runs and the report. Runs that were stopped go on."""
+    quick: bool = False
+    """Fewer seeds and points: under five minutes in all."""
+    full: bool = False
+    """All seeds and points: what is done without --quick."""
+    seed: int | None = None
+    """The seed of each experiment, instead of its own default."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Redraw:
+    """Draw the figures of finished runs again, without running anything."""
+
+    directory: tyro.conf.Positional[Path] = Path("out")
+    """A run, or a directory of runs."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """Write one HTML page about all finished runs: figures, numbers, verdicts, configs."""
+
+    directory: tyro.conf.Positional[Path] = Path("out")
+    """A directory of runs."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Carry out a command and give its exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        command = _parse(arguments)
+        if isinstance(command, RunExperiment):
+            _run_one(arguments[0], command)
+        elif isinstance(command, Reproduce):
+            _reproduce(command)
+        elif isinstance(command, Redraw):
+            for directory in _runs_in(command.directory):
+                _draw(load(directory, EXPERIMENTS), directory)
+        else:
+            _report(command.directory)
+    except RunError as error:
+        return _fail(str(error), 1)
+    except (ValueError, FloatingPointError) as error:
+        return _fail(str(error), 2)
+    except BrokenPipeError:  # as in `twinboot gaussian | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        return _fail(f"stopped; what is done is kept. The same command goes on: twinboot {' '.join(arguments)}", 130)
+    return 0
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"twinboot: {message}", file=sys.stderr)
+    return code
+
+
+def _parse(arguments: list[str]) -> RunExperiment | Reproduce | Redraw | Report:
+    quick = "--quick" in arguments
+    if quick and "--full" in arguments:
+        raise ValueError("--quick and --full exclude each other.")
+    # The preset decides which defaults the other flags start from, and which the help shows.
+    commands: dict[str, Any] = {
+        name: RunExperiment(config=experiment.QUICK if quick else experiment.Config())
+        for name, experiment in EXPERIMENTS.items()
+    }
+    about = {name: experiment.Config.__doc__ or "" for name, experiment in EXPERIMENTS.items()}
+    for name, command in (("reproduce", Reproduce()), ("figure", Redraw()), ("report", Report())):
+        commands[name], about[name] = command, type(command).__doc__ or ""
+    if arguments and arguments[0] in commands:  # so that a mistake is compared with the flags of this command alone
+        chosen = arguments[0]
+        commands, about = {chosen: commands[chosen]}, {chosen: about[chosen]}
+    kind: Any = tyro.extras.subcommand_type_from_defaults(commands, about)
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(  # type: ignore[no-any-return]
+                kind,
+                prog="twinboot",
+                description=DESCRIPTION,
+                args=arguments,
+                config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+            )
+    except SystemExit as end:
+        if end.code:
+            raise ValueError(_one_line(complaint.getvalue())) from None
+        raise
+
+
+def _one_line(box: str) -> str:
+    """What tyro says in a box of several sections, as one line: what is wrong, and what may have been meant."""
+    sections = re.split(r"[─-]{3,}", re.sub(r"[╭╮╰╯│]", " ", box))  # drawn with dashes where there is no UTF-8
+    _, wrong, *others = (" ".join(section.split()).rstrip(".") for section in sections)
+    for section in others:
+        if section.startswith("Available"):
+            wrong += f"; {section[0].lower()}{section[1:]}"
+        elif section.startswith("Perhaps"):
+            wrong += f"; perhaps you meant {' or '.join(dict.fromkeys(re.findall(r'--(?!help)[a-z-]*[a-z]', section)))}"
+    return f"{wrong}. See twinboot --help."
+
+
+def _run_one(name: str, command: RunExperiment) -> None:
+    directory = command.out / name
+    with _progress() as begin:
+        run = carry_out(name, EXPERIMENTS[name], command.config, directory, begin)
+    _tell(run)
+    print(f"figure: {_draw(run, directory)}")
+
+
+def _reproduce(command: Reproduce) -> None:
+    with _progress() as begin:
+        for name, experiment in EXPERIMENTS.items():
+            config = experiment.QUICK if command.quick else experiment.Config()
+            if command.seed is not None:
+                config = dataclasses.replace(config, seed=command.seed)
+            run = carry_out(name, experiment, config, command.out / name, begin)
+            _draw(run, command.out / name)
+            print(f"{name}: {run.about['seconds']:.0f} s", flush=True)
+    _report(command.out)
+
+
+def _report(directory: Path) -> None:
+    runs, unfinished = [], []
+    for place in _runs_in(directory):
+        try:
+            run = load(place, EXPERIMENTS)
+        except UnfinishedError as error:
+            unfinished.append(str(error))
+            print(f"twinboot: left out: {error}", file=sys.stderr)
+            continue
+        if not all((place / name).exists() for name in plots.FILES):
+            _draw(run, place)
+        runs.append((run, place))
+    if not runs:
+        raise RunError(f"{directory} holds no finished run to report: {unfinished[0]}")
+    print(f"report: {write_report(runs, EXPERIMENTS, directory)}")
+
+
+def _runs_in(directory: Path) -> list[Path]:
+    """The runs in a directory, in the order of the paper; or the directory itself if it is one."""
+    if (directory / "run.json").exists():
+        return [directory]
+    found = [directory / name for name in EXPERIMENTS if (directory / name / "run.json").exists()]
+    if not found:
+        raise RunError(f"there is no run in {directory}: `twinboot reproduce --quick --out {directory}` makes some.")
+    return found
+
+
+def _draw(run: Run, directory: Path) -> Path:
+    try:
+        return plots.save(lambda: EXPERIMENTS[run.name].figure(run.config, run.tables), directory)
+    except OSError as error:
+        raise RunError(f"can't write to {directory}: {error.strerror}.") from None
+
+
+def _tell(run: Run) -> None:
+    """The numbers and verdicts on the terminal."""
+    experiment = EXPERIMENTS[run.name]
+    for title, table in experiment.numbers(run.config, run.tables).items():
+        print(f"\n{title}\n{table.to_string(index=False)}")
+    print()
+    for verdict in experiment.verdicts(run.config, run.tables):
+        print(f"{verdict.status.upper()}: {verdict.claim} ({verdict.place})\n    {verdict.evidence}")
+    print(f"\n{run.about['seconds']:.0f} s")
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[Part], Tick]]:
+    """A bar for each part that runs, on standard error, and nothing at all where that is no terminal."""
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+
+        def begin(part: Part) -> Tick:
+            task = bars.add_task(part.name, total=part.ticks)
+            return lambda: bars.advance(task)
+
+        yield begin
+
+
+if __name__ == "__main__":
+    sys.exit(main())

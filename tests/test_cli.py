@@ -1,0 +1,161 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toy
+
+from twinboot import cli
+from twinboot.experiments import basins
+from twinboot.experiments.store import load
+
+TINY = ["--seeds", "5", "--size", "20", "--epochs", "13"]
+
+
+@pytest.fixture
+def toys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line with two experiments that take no time."""
+    monkeypatch.setattr(cli, "EXPERIMENTS", {"first": toy, "second": toy})
+
+
+def fails(arguments: list[str], code: int, capsys: Any) -> str:
+    """What is said on standard error, which must be one line."""
+    capsys.readouterr()
+    assert cli.main(arguments) == code
+    said = capsys.readouterr()
+    assert said.err.startswith("twinboot: ")
+    assert said.err.count("\n") == 1
+    return str(said.err)
+
+
+def test_help_names_every_command(capsys: Any) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--help"])
+    assert end.value.code == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in ("gaussian", "basins", "sweeps", "reproduce", "figure", "report"))
+
+
+@pytest.mark.parametrize("command", ["gaussian", "basins", "sweeps"])
+def test_every_flag_of_a_config_has_help_with_its_reason(command: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main([command, "--help"])
+    assert end.value.code == 0
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    for name in cli.EXPERIMENTS[command].Config.__dataclass_fields__:
+        assert f"--{name.replace('_', '-')} " in said
+    assert "Appendix A." in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["basins", "--sed", "3"], "--sed, 3; perhaps you meant --seed"),
+        (["gausian"], "gausian; available subcommands: gaussian"),
+        ([], "Expected one of"),
+        (["basins", "--size", "x"], "--size"),
+        (["basins", "--size", "0"], "size must be above 0"),
+        (["basins", "--datum", "push"], "--datum"),
+        (["sweeps", "--noises", "2.0"], "no two wells"),
+        (["basins", "--quick", "--full"], "exclude each other"),
+        (["reproduce", "--out"], "--out"),
+    ],
+)
+def test_wrong_flags_get_one_line_and_code_2(
+    arguments: list[str], said: str, capsys: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert said in fails(arguments, 2, capsys)
+
+
+def test_a_run_writes_its_files_and_a_figure_can_be_drawn_again(tmp_path: Path, capsys: Any) -> None:
+    assert cli.main(["basins", *TINY, "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""  # no bar where there is no terminal
+    assert f"figure: {tmp_path / 'basins' / 'figure.png'}" in said.out
+    assert "different wells" in said.out
+    run = load(tmp_path / "basins", cli.EXPERIMENTS)
+    assert run.config == basins.Config(seeds=5, size=20, epochs=13)
+    picture = tmp_path / "basins" / "figure.png"
+    first = picture.read_bytes()
+    for directory in (tmp_path, tmp_path / "basins"):
+        picture.unlink()
+        assert cli.main(["figure", str(directory)]) == 0
+        assert picture.read_bytes() == first
+
+
+def test_quick_sets_the_defaults_and_flags_come_on_top(toys: None, tmp_path: Path) -> None:
+    assert cli.main(["first", "--quick", "--scale", "2", "--seed", "9", "--out", str(tmp_path)]) == 0
+    assert load(tmp_path / "first", cli.EXPERIMENTS).config == toy.Config(sizes=(1,), scale=2.0, seed=9)
+    assert cli.main(["second", "--full", "--out", str(tmp_path)]) == 0
+    assert load(tmp_path / "second", cli.EXPERIMENTS).config == toy.Config()
+
+
+def test_reproduce_runs_all_with_the_seed_and_names_the_report(toys: None, tmp_path: Path, capsys: Any) -> None:
+    assert cli.main(["reproduce", "--quick", "--seed", "4", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"report: {tmp_path / 'report.html'}"
+    assert [load(tmp_path / name, cli.EXPERIMENTS).config.seed for name in ("first", "second")] == [4, 4]
+
+
+def test_report_leaves_out_an_unfinished_run_and_says_so(
+    toys: None, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    assert cli.main(["first", "--out", str(tmp_path)]) == 0
+    monkeypatch.setattr(toy, "before", stop)
+    said = fails(["second", "--out", str(tmp_path)], 130, capsys)
+    assert f"goes on: twinboot second --out {tmp_path}" in said
+    assert cli.main(["report", str(tmp_path)]) == 0
+    assert "left out: the run in" in capsys.readouterr().err
+    assert (tmp_path / "report.html").exists()
+    assert "not complete" in fails(["figure", str(tmp_path)], 1, capsys)
+    monkeypatch.undo()
+
+
+def stop(part: str) -> None:
+    raise KeyboardInterrupt
+
+
+def test_trouble_with_files_gets_one_line_and_code_1(toys: None, tmp_path: Path, capsys: Any) -> None:
+    assert "no run in" in fails(["figure", str(tmp_path / "nowhere")], 1, capsys)
+    assert "no run in" in fails(["report", str(tmp_path)], 1, capsys)
+    (tmp_path / "file").write_text("")
+    assert "can't write" in fails(["first", "--out", str(tmp_path / "file")], 1, capsys)
+    assert cli.main(["first", "--out", str(tmp_path)]) == 0
+    assert "choose another" in fails(["first", "--scale", "2", "--out", str(tmp_path)], 1, capsys)
+    (tmp_path / "first" / "numbers.csv").write_text("part\n")
+    for command in ("figure", "report"):
+        assert "damaged" in fails([command, str(tmp_path)], 1, capsys)
+
+
+def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    """A real process, stopped by a real signal in the middle of its run."""
+    few = ["--rates", "0.1", "--batches", "10", "--noises", "0.3", "--sizes", "20", "30", "6000", "--seeds", "5"]
+    command = [sys.executable, "-m", "twinboot.cli", "sweeps", *few, "--epochs", "13", "--out", str(tmp_path)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    parts, deadline = tmp_path / "sweeps" / "parts", time.monotonic() + 120
+    while not (parts / "size-30").exists():
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said.startswith("twinboot: stopped; what is done is kept. The same command goes on: twinboot sweeps")
+    assert said.count("\n") == 1
+    assert sorted(os.listdir(parts)) == ["size-20", "size-30"]
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    command = f"{sys.executable} -m twinboot.cli basins --help | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_import_of_the_package_stays_light() -> None:
+    heavy = "{'matplotlib', 'pandas', 'tyro', 'rich', 'jinja2'} & set(sys.modules)"
+    code = f"import sys, twinboot; found = {heavy}; sys.exit(str(found) if found - {{'jinja2'}} else 0)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

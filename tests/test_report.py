@@ -1,0 +1,119 @@
+"""The report as a file, and as people see it, in a real browser."""
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toy
+
+from twinboot import plots
+from twinboot.experiments.store import carry_out
+from twinboot.report import write_report
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    runs = []
+    for name in ("first", "second"):
+        run = carry_out(name, toy, toy.Config(), tmp_path / name)
+        plots.save(lambda run=run: toy.figure(run.config, run.tables), tmp_path / name)
+        runs.append((run, tmp_path / name))
+    return write_report(runs, {"first": toy, "second": toy}, tmp_path)
+
+
+def test_page_needs_nothing_from_outside(page: Path) -> None:
+    text = page.read_text()
+    sources = re.findall(r'(?:src|srcset|href)="([^"]{1,40})', text)
+    outside = {source for source in sources if not source.startswith(("data:", "#"))}
+    assert outside == {"https://arxiv.org/abs/2508.15019"}  # a link to follow, not loaded
+    assert "url(" not in text
+    assert "@import" not in text
+
+
+def test_page_says_what_each_run_is_about(page: Path) -> None:
+    text = page.read_text()
+    assert "2 held" in text
+    assert "2 not held" in text
+    assert text.count("By which all is multiplied.") == 2  # the reason of a setting, from the config's source
+    assert text.count("Does it run?") == 2
+    assert "torch" in text
+
+
+def test_what_an_experiment_says_is_text_and_not_markup(page: Path) -> None:
+    text = page.read_text()
+    assert "<script>alert(1)" not in text
+    assert "A toy &lt;experiment&gt; &amp; more" in text
+
+
+@contextmanager
+def browser(width: int = 1000, dark: bool = False) -> Iterator[Any]:
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    for flag in ("headless", "no-sandbox", "disable-gpu", "no-first-run", "disable-background-networking"):
+        options.add_argument(f"--{flag}")
+    for flag in ("disable-component-update", "disable-sync", "disable-quic", "disable-dev-shm-usage"):
+        options.add_argument(f"--{flag}")
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    try:
+        size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+        yield driver
+    finally:
+        driver.quit()
+
+
+in_browser: Callable[..., Any] = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="needs the Debian packages chromium and chromium-driver"
+)
+
+
+@in_browser
+@pytest.mark.parametrize(("width", "dark"), [(1000, False), (1000, True), (390, False)])
+def test_page_in_a_browser(page: Path, width: int, dark: bool) -> None:
+    with browser(width, dark) as driver:
+        driver.get(page.as_uri())
+        images = driver.execute_script(
+            "return [...document.images].map(i => [i.complete, i.naturalWidth, i.naturalHeight, i.width, i.currentSrc])"
+        )
+        assert len(images) == 2
+        for complete, natural_width, natural_height, shown, _ in images:
+            assert complete
+            assert min(natural_width, natural_height, shown) > 100
+        light = driver.execute_script("return document.images[0].src")
+        assert (images[0][4] != light) == dark  # another picture for dark pages
+        background = driver.execute_script("return getComputedStyle(document.body).backgroundColor")
+        assert background == ("rgb(22, 24, 29)" if dark else "rgb(255, 255, 255)")
+        tables = driver.execute_script("return [...document.querySelectorAll('table')].map(t => t.rows.length)")
+        assert tables == [4, 4] * 2  # numbers and config, each with a head and three rows
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= width  # no sideways scrolling
+        assert driver.get_log("browser") == []
+
+
+@in_browser
+def test_print_shows_the_configs_and_light_pictures(page: Path) -> None:
+    with browser(dark=True) as driver:
+        driver.get(page.as_uri())
+        driver.execute_script("dispatchEvent(new Event('beforeprint'))")
+        assert driver.execute_script("return [...document.querySelectorAll('details')].every(d => d.open)")
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+        script = "const i = document.images[0]; return i.decode().then(() => i.currentSrc === i.src)"
+        assert driver.execute_script(script)
+        assert driver.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+def test_words_of_the_page_are_there_as_markdown_too(page: Path) -> None:
+    text = page.with_suffix(".md").read_text()
+    assert "- **Not held.** It is useful. (nowhere)" in text
+    assert "| part | value |\n|---|---|\n| 0.0 | 0.0 |" in text
