@@ -1,13 +1,14 @@
 # Two commands; each sets up everything it needs in .venv on a machine with Python 3.11+ and make.
-#   make demo   see the method at work: writes and names a picture
+#   make demo   see the method at work: all experiments with few seeds, and a page that shows them
 #   make test   lint, types and tests
-.PHONY: demo test bench clean
+.PHONY: demo test bench figures clean
 .DEFAULT_GOAL := demo
 PYTHON ?= python3
 BIN := .venv/bin
 
 demo: .venv/ready
-	$(BIN)/python examples/gaussian.py
+	rm -rf out/demo
+	$(BIN)/twinboot reproduce --quick --out out/demo
 
 test: .venv/ready
 	$(BIN)/ruff check .
@@ -15,7 +16,13 @@ test: .venv/ready
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -n auto
 
-# Not needed by a newcomer: the cost tables of docs/overhead.md.
+# Not needed by a newcomer: docs/figures and docs/results.md, and the cost tables of docs/overhead.md.
+figures: .venv/ready
+	rm -rf out/full
+	$(BIN)/twinboot reproduce --full --out out/full
+	for name in gaussian basins sweeps; do cp out/full/$$name/figure.png docs/figures/$$name.png; done
+	cp out/full/report.md docs/results.md
+
 bench: .venv/ready
 	$(BIN)/python benchmarks/overhead.py --page docs/overhead.md
 
