@@ -10,7 +10,9 @@ import dataclasses
 import io
 import os
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -154,23 +156,25 @@ def _one_line(box: str) -> str:
 
 
 def _run_one(name: str, command: RunExperiment) -> None:
-    directory = command.out / name
-    with _progress() as begin:
-        run = carry_out(name, EXPERIMENTS[name], command.config, directory, begin)
+    run = _run(name, command.config, command.out)
     _tell(run)
-    print(f"figure: {_draw(run, directory)}")
+    print(f"figure: {_draw(run, command.out / name)}")
 
 
 def _reproduce(command: Reproduce) -> None:
-    with _progress() as begin:
-        for name, experiment in EXPERIMENTS.items():
-            config = experiment.QUICK if command.quick else experiment.Config()
-            if command.seed is not None:
-                config = dataclasses.replace(config, seed=command.seed)
-            run = carry_out(name, experiment, config, command.out / name, begin)
-            _draw(run, command.out / name)
-            print(f"{name}: {run.about['seconds']:.0f} s", flush=True)
+    for name, experiment in EXPERIMENTS.items():
+        config = experiment.QUICK if command.quick else experiment.Config()
+        if command.seed is not None:
+            config = dataclasses.replace(config, seed=command.seed)
+        run = _run(name, config, command.out)
+        _draw(run, command.out / name)
+        print(f"{name}: {run.about['seconds']:.0f} s", flush=True)
     _report(command.out)
+
+
+def _run(name: str, config: Any, out: Path) -> Run:
+    with _progress(name, EXPERIMENTS[name].parts(config)) as begin:
+        return carry_out(name, EXPERIMENTS[name], config, out / name, begin)
 
 
 def _report(directory: Path) -> None:
@@ -209,24 +213,26 @@ def _draw(run: Run, directory: Path) -> Path:
 
 def _tell(run: Run) -> None:
     """The numbers and verdicts on the terminal."""
-    experiment = EXPERIMENTS[run.name]
+    experiment, width = EXPERIMENTS[run.name], min(shutil.get_terminal_size((110, 1)).columns, 110) - 4
     for title, table in experiment.numbers(run.config, run.tables).items():
         print(f"\n{title}\n{table.to_string(index=False)}")
     print()
     for verdict in experiment.verdicts(run.config, run.tables):
-        print(f"{verdict.status.upper()}: {verdict.claim} ({verdict.place})\n    {verdict.evidence}")
+        print(f"{verdict.status.upper()}: {verdict.claim} ({verdict.place})")
+        print(textwrap.indent(textwrap.fill(verdict.evidence, width), "    "))
     print(f"\n{run.about['seconds']:.0f} s")
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Callable[[Part], Tick]]:
-    """A bar for each part that runs, on standard error, and nothing at all where that is no terminal."""
+def _progress(name: str, parts: list[Part]) -> Iterator[Callable[[Part], Tick]]:
+    """A bar for all parts together, on standard error, and nothing at all where that is no terminal."""
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        task = bars.add_task(name, total=sum(part.ticks for part in parts))
 
         def begin(part: Part) -> Tick:
-            task = bars.add_task(part.name, total=part.ticks)
+            bars.update(task, description=f"{name}: {part.name}")
             return lambda: bars.advance(task)
 
         yield begin
