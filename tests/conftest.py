@@ -1,6 +1,9 @@
 import pytest
 import torch
 
+# The tests run in as many processes as there are cores, and threads of all of them would wait for each other.
+torch.set_num_threads(1)
+
 
 @pytest.fixture(autouse=True)
 def same_start() -> None:

@@ -59,6 +59,8 @@ def test_every_flag_of_a_config_has_help_with_its_reason(command: str, capsys: A
         ([], "Expected one of"),
         (["basins", "--size", "x"], "--size"),
         (["basins", "--size", "0"], "size must be above 0"),
+        (["basins", "--width", "1.2"], "no two wells"),
+        (["reproduce", "--seed", str(2**80)], "seed must be"),
         (["basins", "--datum", "push"], "--datum"),
         (["sweeps", "--noises", "2.0"], "no two wells"),
         (["basins", "--quick", "--full"], "exclude each other"),
@@ -70,6 +72,7 @@ def test_wrong_flags_get_one_line_and_code_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert said in fails(arguments, 2, capsys)
+    assert list(tmp_path.iterdir()) == []  # a refused command leaves nothing behind that would block the right one
 
 
 def test_a_run_writes_its_files_and_a_figure_can_be_drawn_again(tmp_path: Path, capsys: Any) -> None:
@@ -125,6 +128,9 @@ def test_trouble_with_files_gets_one_line_and_code_1(toys: None, tmp_path: Path,
     (tmp_path / "file").write_text("")
     assert "can't write" in fails(["first", "--out", str(tmp_path / "file")], 1, capsys)
     assert cli.main(["first", "--out", str(tmp_path)]) == 0
+    capsys.readouterr()
+    assert cli.main(["first", "--out", str(tmp_path)]) == 0
+    assert "complete already" in capsys.readouterr().out
     assert "choose another" in fails(["first", "--scale", "2", "--out", str(tmp_path)], 1, capsys)
     (tmp_path / "first" / "numbers.csv").write_text("part\n")
     for command in ("figure", "report"):
@@ -150,12 +156,24 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(tmp_path: Path) 
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:
-    command = f"{sys.executable} -m twinboot.cli basins --help | head -1; exit ${{PIPESTATUS[0]}}"
+    for unbuffered in ("", "1"):
+        command = f"{sys.executable} -m twinboot.cli --version | true; exit ${{PIPESTATUS[0]}}"
+        environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_full_disk_and_no_utf8_get_one_line_or_less() -> None:
+    command = f"{sys.executable} -m twinboot.cli --version > /dev/full"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 1
+    assert done.stderr.startswith("twinboot: ")
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-m", "twinboot.cli", "--help"], capture_output=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_import_of_the_package_stays_light() -> None:
-    heavy = "{'matplotlib', 'pandas', 'tyro', 'rich', 'jinja2'} & set(sys.modules)"
-    code = f"import sys, twinboot; found = {heavy}; sys.exit(str(found) if found - {{'jinja2'}} else 0)"
+    heavy = "{'matplotlib', 'pandas', 'tyro', 'rich'} & set(sys.modules)"
+    code = f"import sys, twinboot; sys.exit(str({heavy}) if {heavy} else 0)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

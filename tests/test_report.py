@@ -103,13 +103,16 @@ def test_page_in_a_browser(page: Path, width: int, dark: bool) -> None:
 
 @in_browser
 def test_print_shows_the_configs_and_light_pictures(page: Path) -> None:
+    from selenium.webdriver.support.ui import WebDriverWait
+
     with browser(dark=True) as driver:
         driver.get(page.as_uri())
         driver.execute_script("dispatchEvent(new Event('beforeprint'))")
         assert driver.execute_script("return [...document.querySelectorAll('details')].every(d => d.open)")
         driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
-        script = "const i = document.images[0]; return i.decode().then(() => i.currentSrc === i.src)"
-        assert driver.execute_script(script)
+        # The picture for paper is loaded anew; until then there may be none to decode.
+        script = "const i = document.images[0]; return i.complete && i.naturalWidth > 100 && i.currentSrc === i.src"
+        WebDriverWait(driver, 10).until(lambda driver: driver.execute_script(script))
         assert driver.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import io
 import os
 import re
+import shlex
 import shutil
 import sys
 import textwrap
@@ -43,7 +44,7 @@ class RunExperiment:
     """Run one experiment."""
 
     config: Annotated[Any, tyro.conf.arg(name="")]
-    out: Path = Path("out")
+    out: Path = Path("out/full")
     """Directory; the run goes into a folder of the experiment's name in it. A run that was stopped goes on."""
     quick: bool = False
     """Fewer seeds and points; the flags below then start from other defaults."""
@@ -55,7 +56,7 @@ class RunExperiment:
 class Reproduce:
     """Run all experiments, and write the report."""
 
-    out: Path = Path("out")
+    out: Path = Path("out/full")
     """Directory for all runs and the report. Runs that were stopped go on."""
     quick: bool = False
     """Fewer seeds and points: under five minutes in all."""
@@ -69,7 +70,7 @@ class Reproduce:
 class Redraw:
     """Draw the figures of finished runs again, without running anything."""
 
-    directory: tyro.conf.Positional[Path] = Path("out")
+    directory: tyro.conf.Positional[Path]
     """A run, or a directory of runs."""
 
 
@@ -77,33 +78,52 @@ class Redraw:
 class Report:
     """Write one HTML page about all finished runs: figures, numbers, verdicts, configs."""
 
-    directory: tyro.conf.Positional[Path] = Path("out")
+    directory: tyro.conf.Positional[Path]
     """A directory of runs."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Carry out a command and give its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # where there is no UTF-8, a sign less rather than no result
     try:
-        command = _parse(arguments)
-        if isinstance(command, RunExperiment):
-            _run_one(arguments[0], command)
-        elif isinstance(command, Reproduce):
-            _reproduce(command)
-        elif isinstance(command, Redraw):
-            for directory in _runs_in(command.directory):
-                _draw(load(directory, EXPERIMENTS), directory)
+        if arguments == ["--version"]:
+            print(f"twinboot {__version__}")
         else:
-            _report(command.directory)
+            _carry_out(arguments)
+        sys.stdout.flush()
     except RunError as error:
         return _fail(str(error), 1)
-    except (ValueError, FloatingPointError) as error:
+    except (UsageError, FloatingPointError) as error:
         return _fail(str(error), 2)
     except BrokenPipeError:  # as in `twinboot gaussian | head`: nobody reads on
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        return _fail(f"{error.filename or 'output'}: {error.strerror}.", 1)
     except KeyboardInterrupt:
-        return _fail(f"stopped; what is done is kept. The same command goes on: twinboot {' '.join(arguments)}", 130)
+        again = shlex.join(["twinboot", *arguments])
+        return _fail(f"stopped; what is done is kept. The same command goes on: {again}", 130)
     return 0
+
+
+class UsageError(Exception):
+    """Flags or values that make no sense, in one sentence."""
+
+
+def _carry_out(arguments: list[str]) -> None:
+    command = _parse(arguments)
+    if isinstance(command, RunExperiment):
+        run = _run(arguments[0], command.config, command.out)
+        _tell(run)
+        print(f"figure: {_draw(run, command.out / run.name)}")
+    elif isinstance(command, Reproduce):
+        _reproduce(command)
+    elif isinstance(command, Redraw):
+        for directory in _runs_in(command.directory):
+            print(f"figure: {_draw(load(directory, EXPERIMENTS), directory)}", flush=True)
+    else:
+        _report(command.directory)
 
 
 def _fail(message: str, code: int) -> int:
@@ -114,32 +134,38 @@ def _fail(message: str, code: int) -> int:
 def _parse(arguments: list[str]) -> RunExperiment | Reproduce | Redraw | Report:
     quick = "--quick" in arguments
     if quick and "--full" in arguments:
-        raise ValueError("--quick and --full exclude each other.")
+        raise UsageError("--quick and --full exclude each other.")
     # The preset decides which defaults the other flags start from, and which the help shows.
+    out = Path("out/quick" if quick else "out/full")
     commands: dict[str, Any] = {
-        name: RunExperiment(config=experiment.QUICK if quick else experiment.Config())
+        name: (
+            RunExperiment(config=experiment.QUICK if quick else experiment.Config(), out=out),
+            experiment.Config.__doc__,
+        )
         for name, experiment in EXPERIMENTS.items()
     }
-    about = {name: experiment.Config.__doc__ or "" for name, experiment in EXPERIMENTS.items()}
-    for name, command in (("reproduce", Reproduce()), ("figure", Redraw()), ("report", Report())):
-        commands[name], about[name] = command, type(command).__doc__ or ""
+    commands["reproduce"] = Reproduce(out=out), Reproduce.__doc__
+    for name, kind in (("figure", Redraw), ("report", Report)):
+        commands[name] = kind(directory=tyro.MISSING), kind.__doc__
     if arguments and arguments[0] in commands:  # so that a mistake is compared with the flags of this command alone
-        chosen = arguments[0]
-        commands, about = {chosen: commands[chosen]}, {chosen: about[chosen]}
-    kind: Any = tyro.extras.subcommand_type_from_defaults(commands, about)
+        commands = {arguments[0]: commands[arguments[0]]}
+    defaults, about = ({name: pair[i] for name, pair in commands.items()} for i in range(2))
+    choices: Any = tyro.extras.subcommand_type_from_defaults(defaults, about)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
             return tyro.cli(  # type: ignore[no-any-return]
-                kind,
+                choices,
                 prog="twinboot",
                 description=DESCRIPTION,
                 args=arguments,
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
             )
+    except ValueError as error:  # of the config itself
+        raise UsageError(str(error)) from None
     except SystemExit as end:
         if end.code:
-            raise ValueError(_one_line(complaint.getvalue())) from None
+            raise UsageError(_one_line(complaint.getvalue())) from None
         raise
 
 
@@ -155,17 +181,14 @@ def _one_line(box: str) -> str:
     return f"{wrong}. See twinboot --help."
 
 
-def _run_one(name: str, command: RunExperiment) -> None:
-    run = _run(name, command.config, command.out)
-    _tell(run)
-    print(f"figure: {_draw(run, command.out / name)}")
-
-
 def _reproduce(command: Reproduce) -> None:
     for name, experiment in EXPERIMENTS.items():
         config = experiment.QUICK if command.quick else experiment.Config()
         if command.seed is not None:
-            config = dataclasses.replace(config, seed=command.seed)
+            try:
+                config = dataclasses.replace(config, seed=command.seed)
+            except ValueError as error:
+                raise UsageError(str(error)) from None
         run = _run(name, config, command.out)
         _draw(run, command.out / name)
         print(f"{name}: {run.about['seconds']:.0f} s", flush=True)
@@ -173,8 +196,17 @@ def _reproduce(command: Reproduce) -> None:
 
 
 def _run(name: str, config: Any, out: Path) -> Run:
-    with _progress(name, EXPERIMENTS[name].parts(config)) as begin:
-        return carry_out(name, EXPERIMENTS[name], config, out / name, begin)
+    experiment = EXPERIMENTS[name]
+    try:
+        parts = experiment.parts(config)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    with _progress(name, parts) as begin:
+        run = carry_out(name, experiment, config, out / name, begin)
+    if not run.fresh:
+        made = f"by twinboot {run.about['twinboot']} ({run.about['revision']}), {run.about['started']}"
+        print(f"{name}: this run was complete already, made {made}; to run it again, delete {out / name}.")
+    return run
 
 
 def _report(directory: Path) -> None:
@@ -186,8 +218,7 @@ def _report(directory: Path) -> None:
             unfinished.append(str(error))
             print(f"twinboot: left out: {error}", file=sys.stderr)
             continue
-        if not all((place / name).exists() for name in plots.FILES):
-            _draw(run, place)
+        _draw(run, place)
         runs.append((run, place))
     if not runs:
         raise RunError(f"{directory} holds no finished run to report: {unfinished[0]}")
@@ -205,10 +236,9 @@ def _runs_in(directory: Path) -> list[Path]:
 
 
 def _draw(run: Run, directory: Path) -> Path:
-    try:
+    console = Console(stderr=True)
+    with console.status(f"{run.name}: drawing") if console.is_terminal else contextlib.nullcontext():
         return plots.save(lambda: EXPERIMENTS[run.name].figure(run.config, run.tables), directory)
-    except OSError as error:
-        raise RunError(f"can't write to {directory}: {error.strerror}.") from None
 
 
 def _tell(run: Run) -> None:

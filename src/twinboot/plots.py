@@ -64,5 +64,7 @@ def save(draw: Callable[[], Figure], directory: Path) -> Path:
     for name, dark in zip(FILES, (False, True), strict=True):
         with theme(dark):
             # Without the version of matplotlib in it, the same picture is the same file.
-            draw().savefig(directory / name, dpi=120, metadata={"Software": None})
+            unfinished = directory / f".{name}"
+            draw().savefig(unfinished, format="png", dpi=120, metadata={"Software": None})
+            unfinished.replace(directory / name)
     return directory / FILES[0]

@@ -19,10 +19,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, select_autoescape
 
 from . import __version__, plots
-from .experiments.experiment import Experiment
-from .experiments.store import Run, RunError
+from .experiments.experiment import Experiment, command
+from .experiments.store import Run
 
-ORDER = ("held", "partly", "not held")
+ORDER = ("held", "partly", "not held", "undecided")
 
 
 def write_report(runs: Sequence[tuple[Run, Path]], experiments: Mapping[str, Experiment], directory: Path) -> Path:
@@ -33,15 +33,14 @@ def write_report(runs: Sequence[tuple[Run, Path]], experiments: Mapping[str, Exp
     count = Counter(verdict.status for section in sections for verdict in section["verdicts"])
     content = {
         "sections": sections,
-        "count": [(status, count[status]) for status in ORDER],
+        "count": [(status, count[status]) for status in ORDER if count[status] or status != "undecided"],
         "version": __version__,
         "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     }
     for name in ("report.md", "report.html"):
-        try:
-            (directory / name).write_text(pages.get_template(name).render(content), encoding="utf-8")
-        except OSError as error:
-            raise RunError(f"can't write {directory / name}: {error.strerror}.") from None
+        unfinished = directory / f".{name}"
+        unfinished.write_text(pages.get_template(name).render(content), encoding="utf-8")
+        unfinished.replace(directory / name)
     return directory / "report.html"
 
 
@@ -57,6 +56,7 @@ def _section(run: Run, place: Path, experiment: Experiment) -> dict[str, Any]:
         "dark": dark,
         "tables": [(title, list(t.columns), t.to_numpy().tolist()) for title, t in numbers.items()],
         "verdicts": experiment.verdicts(run.config, run.tables),
+        "command": command(run.name, experiment, run.config),
         "config": [(name, value, reasons.get(name, "")) for name, value in run.about["config"].items()],
         "about": run.about,
         "files": sorted(f"{table}.csv" for table in run.tables),

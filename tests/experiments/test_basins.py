@@ -56,6 +56,12 @@ def test_verdicts_figure_and_numbers(tables: dict[str, pd.DataFrame]) -> None:
     assert list(shown["reset"]) == ["no reset", "mean reset", "sampling reset", "centered reset"]
 
 
+def test_few_runs_decide_nothing(tables: dict[str, pd.DataFrame]) -> None:
+    few = {name: table[table["seed"] < 5] if name == "runs" else table for name, table in tables.items()}
+    statuses = [verdict.status for verdict in basins.verdicts(basins.Config(seeds=5), few)]
+    assert statuses == ["undecided"] * 3
+
+
 def test_resets_that_do_nothing_are_not_held(tables: dict[str, pd.DataFrame]) -> None:
     runs = tables["runs"]
     none = runs[runs["reset"] == "none"]

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from twinboot import Bootstrap
 from twinboot.experiments import gaussian
 
-SMALL = gaussian.Config(sizes=(20, 100), seeds=400, replicas=(10, 20), falling=250)
+SMALL = gaussian.Config(sizes=(20, 100), seeds=600, replicas=(10, 20), falling=250)
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +74,36 @@ def test_verdicts_agree_with_theory(tables: dict[str, pd.DataFrame]) -> None:
     assert "22%" in tracks.evidence
 
 
+def test_relative_variance_over_data_sets_is_the_closed_form() -> None:
+    """Bootstrap means of normal data, without any training: 20,000 data sets of 20 points show the terms in 1 / M."""
+    data = torch.randn(20_000, 20, 2, generator=torch.Generator().manual_seed(0))
+    drawn = torch.randint(20, (20_000, 5, 20, 1), generator=torch.Generator().manual_seed(1)).expand(-1, -1, -1, 2)
+    means = data[:, None].expand(-1, 5, -1, -1).gather(2, drawn).mean(2)
+    estimate = means.var(1).mean(1)
+    found = estimate.var() / estimate.mean() ** 2
+    kurtosis = (estimate - estimate.mean()).pow(4).mean() / estimate.var() ** 2
+    error = found * math.sqrt((kurtosis - 1) / len(estimate))
+    assert abs(found - gaussian.relative_variance(5, 20)) < 4 * error
+    assert abs(found - 2 / (2 * 4)) > 10 * error
+
+
+def test_few_runs_decide_nothing(tables: dict[str, pd.DataFrame]) -> None:
+    few = tables["estimates"][tables["estimates"]["seed"] < 5]
+    config = gaussian.Config(sizes=(20, 100), seeds=5, replicas=(10, 20), falling=250)
+    assert {verdict.status for verdict in gaussian.verdicts(config, tables | {"estimates": few})} == {"undecided"}
+
+
 def test_a_biased_table_is_not_held(tables: dict[str, pd.DataFrame]) -> None:
     wrong = tables["estimates"].assign(sigma2=tables["estimates"]["sigma2"] * 2)
     unbiased, tracks, _, cost = gaussian.verdicts(SMALL, tables | {"estimates": wrong})
     assert {unbiased.status, tracks.status, cost.status} == {"not held"}
+
+
+def test_it_runs_without_classical_bootstraps() -> None:
+    config = gaussian.Config(sizes=(2,), seeds=3, replicas=(), falling=5)
+    found = {name: table for part in gaussian.parts(config) for name, table in part.compute(lambda: None).items()}
+    assert len(gaussian.verdicts(config, found)) == 4
+    assert isinstance(gaussian.figure(config, found), Figure)
 
 
 def test_figure_and_numbers(tables: dict[str, pd.DataFrame]) -> None:
@@ -95,6 +121,9 @@ def test_figure_and_numbers(tables: dict[str, pd.DataFrame]) -> None:
         ({"replicas": (1,)}, "replicas"),
         ({"rate": 0.7}, "past the mean"),
         ({"batch": 0}, "batch"),
+        ({"sizes": (50, 50)}, "none twice"),
+        ({"epochs": 30}, "constant"),
+        ({"seed": 2**70}, "seed"),
     ],
 )
 def test_configs_that_make_no_sense_are_refused(wrong: dict[str, object], message: str) -> None:

@@ -9,6 +9,7 @@ from twinboot import Bootstrap
 from twinboot.experiments.landscape import (
     WELLS,
     Setting,
+    checked_start,
     curvatures,
     exact_line,
     loss,
@@ -39,6 +40,12 @@ def test_mean_landscape_is_the_convolution_with_the_data() -> None:
     for w in torch.randn(20, 2, dtype=torch.float64):
         found = mean_landscape(width, noise, "shift")(w)
         torch.testing.assert_close(found, potential(w, wide) * width**2 / wide**2)
+
+
+@pytest.mark.parametrize(("width", "noise"), [(0.1, 0.3), (0.05, 0.3), (0.3, 0.8), (0.5, 0.02)])
+def test_mean_landscape_is_exact_for_wells_much_narrower_or_wider_than_the_noise(width: float, noise: float) -> None:
+    wide, w = math.hypot(width, noise), torch.tensor([0.7, 0.2], dtype=torch.float64)
+    torch.testing.assert_close(mean_landscape(width, noise, "shift")(w), potential(w, wide) * width**2 / wide**2)
 
 
 @pytest.mark.parametrize("datum", ["tilt", "matched"])
@@ -130,6 +137,13 @@ def test_wells_are_told_by_the_nearest_and_none_from_afar() -> None:
     trained = train(Setting(size=10, epochs=1), (0.0, 0.0), 3, "none", silent)
     trained.weights[0] = torch.tensor([[-0.9, 0.1], [0.2, 0.0], [5.0, 0.0]])
     assert trained.wells(0.5)[0].tolist() == [0, 1, -1]
+
+
+def test_epochs_count_from_one_and_starts_lie_near_the_wells() -> None:
+    with pytest.raises(ValueError, match="counted from 1"):
+        Setting(resets=(0,))
+    with pytest.raises(ValueError, match="no slope"):
+        checked_start((50.0, 50.0), 10)
 
 
 @pytest.mark.parametrize("field", ["width", "noise", "size", "batch", "rate", "epochs"])

@@ -40,7 +40,6 @@ def test_a_run_says_what_it_was_made_with(tmp_path: Path) -> None:
     assert about["config"] == {"scale": 2.0, "sizes": [1, 2], "seed": 0}
     assert (about["twinboot"], about["torch"]) == (twinboot.__version__, torch.__version__)
     assert about["seconds"] >= 0
-    assert "revision" in about
     assert run.config == toy.Config(scale=2.0)
     assert list(run.tables["numbers"]["value"]) == pytest.approx([0, 2 / 3, 4 / 3])
     assert not (tmp_path / "toy" / "parts").exists()
@@ -52,7 +51,7 @@ def test_stopped_and_resumed_equals_uninterrupted(tmp_path: Path, monkeypatch: p
     stop_at("part-1", monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         carry_out("toy", toy, toy.Config(), tmp_path / "toy")
-    with pytest.raises(UnfinishedError, match=r"not complete.*twinboot toy --out"):
+    with pytest.raises(UnfinishedError, match=r"not complete: `twinboot toy` with the same --out"):
         load(tmp_path / "toy", TOYS)
     monkeypatch.undo()
     carry_out("toy", toy, toy.Config(), tmp_path / "toy")
@@ -75,6 +74,7 @@ def test_a_complete_run_is_not_run_again(tmp_path: Path) -> None:
     second = carry_out("toy", toy, toy.Config(), tmp_path)
     assert toy.computed == ["part-0", "part-1", "part-2"]
     assert first.about == second.about
+    assert (first.fresh, second.fresh) == (True, False)
     pd.testing.assert_frame_equal(first.tables["numbers"], second.tables["numbers"])
 
 
@@ -107,6 +107,10 @@ def test_another_config_in_the_same_place_is_refused(tmp_path: Path) -> None:
         (lambda d: (d / "run.json").write_bytes(b"\xff\xfe"), "run.json is damaged"),
         (lambda d: (d / "run.json").write_text('{"format": 99}'), "format 99"),
         (lambda d: (d / "run.json").unlink(), "no run in"),
+        (lambda d: change(d, config=[]), "run.json is damaged"),
+        (lambda d: change(d, tables=[]), "run.json is damaged"),
+        (lambda d: change(d, experiment=[]), "run.json is damaged"),
+        (lambda d: change(d, seconds=None), "run.json is damaged"),
         (lambda d: change(d, experiment="seismic"), "an experiment that this version does not have"),
         (lambda d: change(d, config={"nonsense": 1}), "config in .* is damaged"),
         (lambda d: change(d, config={"scale": -1.0}), "config in .* is damaged"),
@@ -123,6 +127,50 @@ def test_damage_is_told_in_one_sentence(tmp_path: Path, damage: Any, message: st
 def change(directory: Path, **values: Any) -> None:
     path = directory / "run.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("numbers.csv", "part,value,word\n0,999,NA\n", "numbers.csv is damaged"),
+        ("numbers.csv", "", "numbers.csv is damaged"),
+        ("part.json", "{", "part-0 is damaged: delete it"),
+        ("part.json", '{"seconds": "long", "tables": {}}', "part-0 is damaged: delete it"),
+    ],
+)
+def test_a_part_that_was_changed_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, content: str, message: str
+) -> None:
+    stop_at("part-1", monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        carry_out("toy", toy, toy.Config(), tmp_path)
+    monkeypatch.undo()
+    (tmp_path / "parts" / "part-0" / file).write_text(content)
+    with pytest.raises(RunError, match=message):
+        carry_out("toy", toy, toy.Config(), tmp_path)
+
+
+def test_two_processes_do_not_run_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    def second(part: str) -> None:
+        with pytest.raises(RunError, match="another process is at work"):
+            carry_out("toy", toy, toy.Config(), tmp_path)
+        told.append(part)
+
+    monkeypatch.setattr(toy, "before", second)
+    carry_out("toy", toy, toy.Config(), tmp_path)
+    assert told == ["part-0", "part-1", "part-2"]
+
+
+def test_a_config_that_is_refused_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(config: toy.Config) -> list[Any]:
+        raise ValueError("no")
+
+    monkeypatch.setattr(toy, "parts", refuse)
+    with pytest.raises(ValueError, match="no"):
+        carry_out("toy", toy, toy.Config(), tmp_path / "toy")
+    assert not (tmp_path / "toy").exists()
 
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:

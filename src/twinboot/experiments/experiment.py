@@ -6,9 +6,9 @@ tables; whatever is drawn or said afterwards is a function of the config and tho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
 import pandas as pd
@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 Tables = Mapping[str, pd.DataFrame]
 Tick = Callable[[], object]
+Status = Literal["held", "partly", "not held", "undecided"]
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,28 @@ class Part:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a claim of the paper here."""
+    """What became of a claim of the paper here. `"undecided"`: there were too few runs to say."""
 
     claim: str
     place: str  # where the paper makes it
-    status: Literal["held", "partly", "not held"]
+    status: Status
     evidence: str
+
+
+def agrees(value: float, error: float, expected: float = 1.0, margin: float = 0.05) -> bool | None:
+    """Whether a measured value is the expected one but for a margin or three standard errors; None if it is known too
+    poorly to say, to no better than a tenth."""
+    if not error <= 0.1 * abs(expected):  # so that NaN, the error of a single value, is None too
+        return None
+    return abs(value - expected) <= max(margin * abs(expected), 3 * error)
+
+
+def overall(answers: Iterable[bool | None]) -> Status:
+    """One status for several answers of `agrees`."""
+    found = list(answers)
+    if None in found:
+        return "undecided"
+    return "held" if all(found) else "partly" if sum(map(bool, found)) >= len(found) / 2 else "not held"
 
 
 class Experiment(Protocol):
@@ -68,3 +85,25 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def command(name: str, experiment: Experiment, config: Any) -> str:
+    """The command that runs an experiment with a config."""
+    changes = [
+        {key: value for key, value in asdict(config).items() if value != getattr(preset, key)}
+        for preset in (experiment.Config(), experiment.QUICK)
+    ]
+    quick = len(changes[1]) < len(changes[0])
+    words = ["twinboot", name, *(["--quick"] if quick else [])]
+    for key, value in changes[quick].items():
+        values = value if isinstance(value, (tuple, list)) else [value]
+        words += [f"--{key.replace('_', '-')}", *map(str, values)]
+    return " ".join(words)
+
+
+def refuse_repeated(config: Any, *names: str) -> None:
+    """Lists of values in a config must have some, each once."""
+    for name in names:
+        values = getattr(config, name)
+        if not values or len(set(values)) < len(values):
+            raise ValueError(f"{name} must have at least one value and none twice, not {values}.")

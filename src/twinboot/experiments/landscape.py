@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.func import grad, hessian, vmap
@@ -68,6 +68,27 @@ class Setting:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}.")
         if self.size < 2:
             raise ValueError("size must be at least 2: one datum can't be resampled.")
+        if any(epoch < 1 for epoch in (*self.resets, *self.rate_steps)):
+            raise ValueError("resets and rate_steps are epochs, counted from 1.")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must be a whole number from 0 to 2^63 - 1, not {self.seed}.")
+
+
+def checked_start(start: tuple[float, float], seeds: int) -> None:
+    """What the experiments on this landscape ask of their own settings."""
+    if math.hypot(*start) > 3:
+        raise ValueError(
+            f"start {start} is too far from the wells, which lie at (-1, 0) and (1, 0): no slope is felt there."
+        )
+    if seeds < 2:
+        raise ValueError(f"seeds must be at least 2, not {seeds}.")
+
+
+def rms(sigma: pd.Series) -> tuple[float, float]:
+    """Root mean square of sigma over runs, and its standard error."""
+    squared = sigma.pow(2)
+    root = math.sqrt(squared.mean())  # NaN for no runs
+    return root, squared.std() / math.sqrt(max(len(squared), 1)) / 2 / root if root else math.nan
 
 
 def potential(w: Tensor, width: float) -> Tensor:
@@ -105,15 +126,16 @@ def exact_line(setting: Setting) -> float:
 
 def mean_landscape(width: float, noise: float, datum: Datum) -> Callable[[Tensor], Tensor]:
     """The loss at a point [2] for endless data."""
-    x, probability = _quadrature(noise)
+    x, probability = _quadrature(noise, width)
     return lambda w: (probability * loss(w, x, width, datum)).sum()
 
 
-def _quadrature(noise: float) -> tuple[Tensor, Tensor]:
-    """Data and their probabilities that stand for N(0, noise^2 I): Gauss and Hermite's, 40 nodes a dimension."""
-    nodes, weights = np.polynomial.hermite_e.hermegauss(40)
-    grid = torch.tensor(np.stack(np.meshgrid(nodes, nodes), -1).reshape(-1, 2) * noise)
-    return grid, torch.tensor(np.outer(weights, weights).reshape(-1) / weights.sum() ** 2)
+def _quadrature(noise: float, width: float) -> tuple[Tensor, Tensor]:
+    """Data and their probabilities that stand for N(0, noise^2 I): an even grid, fine enough for data and wells. For
+    functions that are smooth and fade out on both sides such a grid is exact to many digits."""
+    nodes = torch.arange(-7 * noise, 7 * noise, min(noise, width) / 2, dtype=torch.float64)
+    weights = torch.softmax(-0.5 * (nodes / noise) ** 2, 0)
+    return torch.cartesian_prod(nodes, nodes), torch.outer(weights, weights).flatten()
 
 
 @cache
@@ -129,7 +151,7 @@ def _sandwich(width: float, noise: float, datum: Datum) -> float:
         raise ValueError(
             f"with noise {noise} and width {width} the mean landscape has no two wells any more: use less of either."
         )
-    x, probability = _quadrature(noise)
+    x, probability = _quadrature(noise, width)
     gradients = vmap(grad(lambda w, x: loss(w, x, width, datum)), in_dims=(None, 0))(minimum, x)
     bread = torch.linalg.inv(curvature)
     sandwich = bread @ (gradients.T * probability) @ gradients @ bread  # the mean gradient is 0 there
@@ -176,13 +198,13 @@ def train(
     """Many independent runs of Twin-Boot at once, each with its own data and its own two bootstrap samples."""
     generator = torch.Generator().manual_seed(setting.seed)
     data = torch.randn(setting.size, runs, 2, generator=generator) * setting.noise
-    samples = list(resampled(data, setting.seed))
     twins = Twins(Points(start, runs, setting.width, setting.datum), groups=Blocks((1, 2)), seed=setting.seed)
     optimizer = torch.optim.SGD(twins.parameters(), lr=setting.rate)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, setting.rate_steps, gamma=0.1)
-    due = resets.at(*setting.resets) if mode != "none" and setting.resets else resets.never()
+    due = resets.at(*setting.resets) if setting.resets else resets.never()
     path, path_sigma = [_weights(twins)], [twins.sigma["w"].flatten()]
     with one_thread():
+        samples = list(resampled(data, setting.seed))
         for epoch in range(1, setting.epochs + 1):
             # One order for all runs: their samples are independent, so a run can't tell it from an order of its own.
             for chosen in torch.randperm(setting.size, generator=generator).split(setting.batch):
@@ -197,7 +219,7 @@ def train(
                     path_sigma.append(twins.sigma["w"].flatten())
                 tick()
             schedule.step()
-            if due(epoch) and mode != "none":
+            if mode != "none" and due(epoch):
                 twins.reset(mode)
     trained = Trained(_weights(twins), twins.sigma["w"].flatten())
     if not keep_path:

@@ -2,7 +2,7 @@
 
     DIR/run.json        the experiment, its config, versions, timing, and the checksum of each table once all is done
     DIR/TABLE.csv       the results, one row per observation
-    DIR/parts/PART/     the tables of each part that is done, until all are
+    DIR/parts/PART/     the tables of each part that is done, with their checksums, until all are
 
 A part appears under its name by one rename, so what is there is whole, whenever the run was stopped.
 """
@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import json
 import os
 import platform
 import shutil
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,7 +31,10 @@ import pandas as pd
 import torch
 
 from .. import __version__
-from .experiment import Experiment, Part, Tick
+from .experiment import Experiment, Part, Tick, command
+
+if sys.platform != "win32":
+    import fcntl
 
 FORMAT = 1
 KEYS = (
@@ -52,6 +59,7 @@ class Run:
     config: Any
     tables: dict[str, pd.DataFrame]
     about: dict[str, Any]  # versions, timing and so on, as in run.json
+    fresh: bool = False  # computed just now, at least in part, and not only read
 
 
 def carry_out(
@@ -62,9 +70,16 @@ def carry_out(
     begin: Callable[[Part], Tick] = lambda part: lambda: None,
 ) -> Run:
     """Run the parts that are not done yet, and keep each as it is done. `begin` gives the tick of each part."""
-    if _open(name, config, directory):
-        return load(directory, {name: experiment})
-    for part in experiment.parts(config):
+    parts = experiment.parts(config)  # which may refuse the config, before anything is written
+    with _alone(directory):
+        if not _open(name, config, directory):
+            _compute(parts, directory, begin)
+            return replace(load(directory, {name: experiment}), fresh=True)
+    return load(directory, {name: experiment})
+
+
+def _compute(parts: list[Part], directory: Path, begin: Callable[[Part], Tick]) -> None:
+    for part in parts:
         tick, place = begin(part), directory / "parts" / part.name
         if place.exists():
             for _ in range(part.ticks):
@@ -73,8 +88,7 @@ def carry_out(
         start = time.perf_counter()
         tables = part.compute(tick)
         _keep_part(place, tables, time.perf_counter() - start)
-    _finish(experiment, config, directory)
-    return load(directory, {name: experiment})
+    _finish(parts, directory)
 
 
 def load(directory: Path, experiments: dict[str, Experiment]) -> Run:
@@ -84,21 +98,45 @@ def load(directory: Path, experiments: dict[str, Experiment]) -> Run:
     if name not in experiments:
         raise RunError(f"{directory} holds a run of {name!r}, an experiment that this version does not have.")
     if about["tables"] is None:
-        raise UnfinishedError(
-            f"the run in {directory} is not complete: `twinboot {name} --out {directory.parent}` goes on with it."
-        )
+        again = command(name, experiments[name], _config(experiments[name], about["config"], directory))
+        raise UnfinishedError(f"the run in {directory} is not complete: `{again}` with the same --out goes on with it.")
     config = _config(experiments[name], about["config"], directory)
-    tables = {}
-    for table, checksum in about["tables"].items():
-        path = directory / f"{table}.csv"
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise RunError(f"can't read {path}: {error.strerror}.") from None
-        if hashlib.sha256(content).hexdigest() != checksum:
-            raise RunError(f"{path} is damaged or was edited: delete {directory} and run `twinboot {name}` again.")
-        tables[table] = pd.read_csv(path)
+    tables = {table: _table(directory, table, checksum) for table, checksum in about["tables"].items()}
     return Run(name, config, tables, about)
+
+
+def _table(directory: Path, table: str, checksum: str, **options: Any) -> pd.DataFrame:
+    path = directory / f"{table}.csv"
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise RunError(f"can't read {path}: {error.strerror}.") from None
+    if _checksum(content) != checksum:
+        raise RunError(f"{path} is damaged or was edited: delete {directory} and run again.")
+    return pd.read_csv(io.BytesIO(content), **options)
+
+
+def _checksum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Hold the directory against a second process that would run the same at the same time."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = os.open(directory, os.O_RDONLY)
+    except OSError as error:
+        raise RunError(f"can't write to {directory}: {error.strerror}; choose another directory with --out.") from None
+    try:
+        try:
+            if sys.platform != "win32":
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RunError(f"another process is at work on the run in {directory}.") from None
+        yield
+    finally:
+        os.close(lock)
 
 
 def _open(name: str, config: Any, directory: Path) -> bool:
@@ -143,30 +181,35 @@ def _about(name: str, config: Any) -> dict[str, Any]:
 def _keep_part(place: Path, tables: dict[str, pd.DataFrame], seconds: float) -> None:
     unfinished = place.with_name(f".{place.name}")
     shutil.rmtree(unfinished, ignore_errors=True)
-    try:
-        unfinished.mkdir(parents=True)
-        for name, table in tables.items():
-            table.to_csv(unfinished / f"{name}.csv", index=False)
-        (unfinished / "seconds").write_text(f"{seconds:.3f}")
-        unfinished.rename(place)
-    except OSError as error:
-        raise RunError(f"can't write to {place.parent}: {error.strerror}.") from None
+    unfinished.mkdir(parents=True)
+    checksums = {}
+    for name, table in tables.items():
+        content = table.to_csv(index=False).encode()
+        (unfinished / f"{name}.csv").write_bytes(content)
+        checksums[name] = _checksum(content)
+    (unfinished / "part.json").write_text(json.dumps({"seconds": round(seconds, 3), "tables": checksums}))
+    unfinished.rename(place)
 
 
-def _finish(experiment: Experiment, config: Any, directory: Path) -> None:
+def _finish(parts: list[Part], directory: Path) -> None:
     """One file for each table, from the parts in their order; then their checksums, which make the run complete."""
     frames: dict[str, list[pd.DataFrame]] = {}
     seconds = 0.0
-    for part in experiment.parts(config):
+    for part in parts:
         place = directory / "parts" / part.name
-        seconds += float((place / "seconds").read_text())
-        for path in sorted(place.glob("*.csv")):
-            frames.setdefault(path.stem, []).append(pd.read_csv(path, dtype=str, keep_default_na=False))
+        try:
+            about = json.loads((place / "part.json").read_text())
+            seconds += float(about["seconds"])
+            checksums = dict(about["tables"])
+        except (ValueError, KeyError, TypeError, FileNotFoundError):
+            raise RunError(f"{place} is damaged: delete it, and the same command does that part again.") from None
+        for table, checksum in checksums.items():
+            frames.setdefault(table, []).append(_table(place, table, checksum, dtype=str, keep_default_na=False))
     checksums = {}
     for table, found in frames.items():
-        path = directory / f"{table}.csv"
-        pd.concat(found, ignore_index=True).to_csv(path, index=False)
-        checksums[table] = hashlib.sha256(path.read_bytes()).hexdigest()
+        content = pd.concat(found, ignore_index=True).to_csv(index=False).encode()
+        (directory / f"{table}.csv").write_bytes(content)
+        checksums[table] = _checksum(content)
     _write(directory / "run.json", _read(directory) | {"seconds": round(seconds, 2), "tables": checksums})
     shutil.rmtree(directory / "parts")
 
@@ -179,7 +222,13 @@ def _read(directory: Path) -> dict[str, Any]:
             raise RunError(
                 f"{path} is of format {about['format']}, this version reads {FORMAT}: use a matching version."
             )
-        return {key: about[key] for key in KEYS}
+        found = {key: about[key] for key in KEYS}
+        complete = isinstance(found["tables"], dict) and found["tables"] and isinstance(found["seconds"], (int, float))
+        if not (isinstance(found["experiment"], str) and isinstance(found["config"], dict)):
+            raise TypeError
+        if not complete and found["tables"] is not None:
+            raise TypeError
+        return found
     except FileNotFoundError:
         raise RunError(f"there is no run in {directory}: it has no run.json.") from None
     except OSError as error:

@@ -8,9 +8,10 @@ of; the mean, which the paper draws, is lower: E[sigma] = 0.886 sqrt(E[sigma^2])
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -18,8 +19,8 @@ from matplotlib.figure import Figure
 
 from .. import plots
 from ..seeds import derive
-from .experiment import Part, Tables, Tick, Verdict
-from .landscape import Datum, Mode, Setting, exact_line, paper_line, steps, train
+from .experiment import Part, Status, Tables, Tick, Verdict, agrees, overall, refuse_repeated
+from .landscape import Datum, Mode, Setting, checked_start, exact_line, paper_line, rms, steps, train
 
 TITLE = "Two wells: what sigma depends on"
 QUESTION = "Does sigma follow the number and the noise of the data as theory says, whatever the optimizer's settings?"
@@ -59,22 +60,29 @@ class Config(Setting):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.seeds < 2:
-            raise ValueError(f"seeds must be at least 2, not {self.seeds}.")
+        checked_start(self.start, self.seeds)
+        refuse_repeated(self, "sizes", "noises", "rates", "batches")
         for _ in points(self):  # each checks itself
             pass
 
+    @property
+    def base(self) -> Setting:
+        """What all points have in common, but for the one setting that varies."""
+        return Setting(**{name: getattr(self, name) for name in Setting.__dataclass_fields__})
+
 
 def points(config: Config) -> Iterator[tuple[str, Setting]]:
-    """The sweep's name and the setting of each point; then the three ways a datum may enter, with all else alike."""
-    base = Setting(**{name: getattr(config, name) for name in Setting.__dataclass_fields__})
+    """The sweep's name and the setting of each point; at the end the three ways in which a datum may enter.
+
+    Each size and noise has data of its own. All rates, batches and ways share the data of the base setting, and are
+    compared with it run by run.
+    """
     for name, (_, values) in SWEEPS.items():
-        for i, value in enumerate(getattr(config, values)):
-            # Data of its own for each size and noise; the same data for all rates and batches, to compare them.
-            seed = derive(config.seed, name, i) if name in ("size", "noise") else config.seed
-            yield name, replace(base, **{name: value, "seed": seed})
+        for value in getattr(config, values):
+            seed = derive(config.seed, name, str(value)) if name in ("size", "noise") else config.seed
+            yield name, replace(config.base, **{name: value, "seed": seed})
     for datum in DATA:
-        yield "datum", replace(base, datum=datum)
+        yield "datum", replace(config.base, datum=datum)
 
 
 QUICK = Config(
@@ -85,18 +93,21 @@ QUICK = Config(
 def parts(config: Config) -> list[Part]:
     for _, setting in points(config):
         exact_line(setting)  # now rather than after the work: it may find that there are no two wells
-    return [
-        Part(f"{name}-{getattr(setting, name)}", steps(setting), partial(_point, config, name, setting))
-        for name, setting in points(config)
-    ]
+    found = {_part_name(name, setting, config): setting for name, setting in points(config)}
+    found["base"] = config.base
+    return [Part(name, steps(setting), partial(_point, config, name, setting)) for name, setting in found.items()]
+
+
+def _part_name(name: str, setting: Setting, config: Config) -> str:
+    """Points that are the base setting are run once, under that name."""
+    return "base" if setting == config.base else f"{name}-{getattr(setting, name)}"
 
 
 def _point(config: Config, name: str, setting: Setting, tick: Tick) -> dict[str, pd.DataFrame]:
     run = train(setting, config.start, config.seeds, config.reset, tick)
     wells = run.wells(setting.width)
     columns = {
-        "sweep": name,
-        "value": str(getattr(setting, name)),
+        "point": name,
         "seed": range(config.seeds),
         "sigma": run.sigma.tolist(),
         "one_well": ((wells[0] == wells[1]) & (wells[0] >= 0)).tolist(),
@@ -105,25 +116,33 @@ def _point(config: Config, name: str, setting: Setting, tick: Tick) -> dict[str,
 
 
 def summary(config: Config, sigma: pd.DataFrame) -> pd.DataFrame:
-    """For each point: rms, mean and standard deviation of sigma, the error of the rms, and both lines."""
-    found = dict(iter(sigma.groupby(["sweep", sigma["value"].astype(str)])))
+    """For each point: rms, mean and standard deviation of sigma, the exact and the paper's line, the line of a strict
+    proportion, and the ratio to the base setting run by run."""
+    found = dict(iter(sigma.groupby("point")))
+    base = found["base"]["sigma"].pow(2).to_numpy()
+    faint = replace(config.base, noise=config.base.noise / 100)
     rows = []
     for name, setting in points(config):
-        group = found[name, str(getattr(setting, name))]
-        squared = group["sigma"].pow(2)
-        rms, exact = math.sqrt(squared.mean()), exact_line(setting)
-        error = squared.std() / math.sqrt(len(squared)) / 2 / rms
+        group = found[_part_name(name, setting, config)]
+        root, error = rms(group["sigma"])
+        squared = group["sigma"].pow(2).to_numpy()
+        ratio = squared.mean() / base.mean()
+        ratio_error = (squared - ratio * base).std(ddof=1) / base.mean() / math.sqrt(len(base)) / 2 / math.sqrt(ratio)
+        exact = exact_line(setting)
         rows.append(
             {
                 "sweep": name,
                 "value": getattr(setting, name),
-                "rms": rms,
+                "rms": root,
                 "error": error,
                 "mean": group["sigma"].mean(),
                 "std": group["sigma"].std(),
                 "exact": exact,
                 "paper": paper_line(setting),
-                "z": (rms - exact) / error,
+                "proportional": exact_line(replace(faint, size=setting.size)) * setting.noise / faint.noise,
+                "z": (root - exact) / error,
+                "ratio": math.sqrt(ratio),
+                "ratio_error": ratio_error,
                 "apart": 1 - group["one_well"].mean(),
             }
         )
@@ -140,6 +159,10 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
             "rms / exact": (found["rms"] / found["exact"]).map("{:.3f}".format),
             "in standard errors": found["z"].map("{:+.1f}".format),
             "rms / paper's line": (found["rms"] / found["paper"]).map("{:.2f}".format),
+            "rms / base setting, same data": [
+                f"{row.ratio:.3f} ± {row.ratio_error:.3f}" if row.sweep in ("rate", "batch") else ""
+                for row in found.itertuples()
+            ],
             "mean ± std over seeds": [f"{m:.4f} ± {s:.4f}" for m, s in zip(found["mean"], found["std"], strict=True)],
             "not in one well": found["apart"].map("{:.0%}".format),
         }
@@ -150,70 +173,77 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
 def verdicts(config: Config, tables: Tables) -> list[Verdict]:
     found = summary(config, tables["sigma"])
     return [
-        _scaling(found),
+        _scaling(found, "size", "Sigma scales with 1 / sqrt(M)."),
+        _scaling(found, "noise", "Sigma scales with the noise of the data."),
         _flat(found, "rate", "learning rate"),
         _flat(found, "batch", "mini-batch size"),
         _dashed(found),
     ]
 
 
-def _scaling(found: pd.DataFrame) -> Verdict:
-    """All points together: if the line is right, the sum of z^2 is chi-squared, with as many degrees as points."""
-    data = found[found["sweep"].isin(["size", "noise"])]
-    off, total, degrees = data[data["z"].abs() > 3], data["z"].pow(2).sum(), len(data)
-    fits = total < degrees + 3 * math.sqrt(2 * degrees)
+def _scaling(found: pd.DataFrame, name: str, claim: str) -> Verdict:
+    """Against a strict proportion, whose factor is that of little noise. The exact line is told beside it."""
+    data = found[found["sweep"] == name]
+    answers = [agrees(row.rms, row.error, row.proportional, margin=0.1) for row in data.itertuples()]
+    off = data[[answer is False for answer in answers]]
     within = [(data["z"].abs() <= k).sum() for k in (1, 2)]
+    said = [f" At {name} = {row.value} it is {row.rms / row.proportional:.2f} of that." for row in off.itertuples()]
+    bend = (data["exact"] / data["proportional"]).max() > 1.1
     return Verdict(
-        "Sigma scales with the noise of the data and with 1 / sqrt(M).",
+        claim,
         "Section 4.1, Figure 3",
-        "held" if fits and off.empty else "partly" if len(off) < degrees / 3 else "not held",
-        f"Of {degrees} points {within[0]} lie within one standard error of the exact line and {within[1]} within two "
-        f"(by chance {0.683 * degrees:.0f} and {0.954 * degrees:.0f}); the sum of their squared deviations is "
-        f"{total:.1f}, "
-        f"expected {degrees}." + _outliers(off),
+        overall(answers),
+        f"Of {len(data)} values {len(data) - len(off)} follow the proportion to a tenth or three standard errors."
+        + "".join(said)
+        + (" So does the exact line: data as noisy as the wells are wide smear the wells." if len(off) and bend else "")
+        + f" Within one standard error of the exact line: {within[0]} values, within two: {within[1]} (by chance "
+        f"{0.683 * len(data):.0f} and {0.954 * len(data):.0f}).",
     )
 
 
 def _flat(found: pd.DataFrame, name: str, what: str) -> Verdict:
     values = found[found["sweep"] == name]
-    ratio, off = values["rms"] / values["exact"], values[values["z"].abs() > 3]
-    good = ratio.drop(off.index)
+    answers = [agrees(row.ratio, row.ratio_error) for row in values.itertuples()]
+    off = values[[answer is False for answer in answers]]
+    good = values.drop(off.index)["ratio"]
+    flat = (
+        f"{good.min():.2f} to {good.max():.2f} times that of the base setting for {len(good)} of {len(values)} values"
+    )
+    said = [f" At {name} = {row.value} it is {row.ratio:.2f} times it{_why(row)}." for row in off.itertuples()]
     return Verdict(
         f"Sigma is largely invariant to the {what}.",
         "Section 4.1, Figure 3",
-        "held" if off.empty else "partly" if len(off) < len(values) / 2 else "not held",
-        f"Rms sigma is {good.min():.2f} to {good.max():.2f} of the exact line for {len(good)} of {len(values)} values, "
-        "all on "
-        "the same data." + _outliers(off),
+        overall(answers),
+        (f"On the same data rms sigma is {flat}." if len(good) else "No value gives the sigma of the base setting.")
+        + "".join(said),
     )
 
 
-def _outliers(off: pd.DataFrame) -> str:
-    """Which points lie off the line by more than three standard errors, and why."""
-    said = []
-    for row in off.itertuples():
-        if row.apart > 0:
-            why = f"in {row.apart:.0%} of the runs a twin has left the well: the steps are too large for it"
-        elif row.rms < row.exact:
-            why = "after the last reset there are too few steps to part as far as the data would have it"
-        else:
-            why = "the steps are still noisy at the end"
-        said.append(f" At {row.sweep} = {row.value} it is {row.rms / row.exact:.2f} of the line: {why}.")
-    return "".join(said)
+def _why(row: Any) -> str:
+    if row.apart > 0:
+        return f"; in {row.apart:.0%} of the runs the twins are not in one well at the end"
+    if row.ratio < 1:
+        return "; after the last reset the steps are too few or too small to part as far as the data would have it"
+    return ""
 
 
 def _dashed(found: pd.DataFrame) -> Verdict:
-    ways = found[found["sweep"] == "datum"].set_index("value")
-    share = {way: ways.loc[way, "rms"] / ways.loc[way, "paper"] for way in DATA}
-    near = [abs(ratio - 1) < 3 * ways.loc[way, "error"] / ways.loc[way, "paper"] for way, ratio in share.items()]
+    ways = found[found["sweep"] == "datum"]
+    said = [f'{row.rms / row.paper:.2f} times that line with "{row.value}"' for row in ways.itertuples()]
     return Verdict(
         "Sigma matches the curvature-corrected line S(bw) sigma_data / sqrt(M).",
         "Section 4.1, Figure 3, and Appendix A.3",
-        "held" if all(near) else "partly" if any(near) else "not held",
-        "It depends on how a datum enters the loss, which the paper does not say. Rms sigma is "
-        + ", ".join(f'{share[way]:.2f} times that line with "{way}"' for way in DATA)
-        + ". The line is the exact one only if the gradients' covariance is proportional to the curvature.",
+        _any(agrees(row.rms, row.error, row.paper, margin=0.1) for row in ways.itertuples()),
+        f"It depends on how a datum enters the loss, which the paper does not say. Rms sigma is {', '.join(said)}. The "
+        "line is the exact one only if the gradients' covariance is proportional to the curvature.",
     )
+
+
+def _any(answers: Iterable[bool | None]) -> Status:
+    found = list(answers)
+    if None in found:
+        return "undecided"
+    return "held" if all(found) else "partly" if any(found) else "not held"
 
 
 def figure(config: Config, tables: Tables) -> Figure:
@@ -224,20 +254,20 @@ def figure(config: Config, tables: Tables) -> Figure:
     return drawn
 
 
-def _draw(axes: Axes, config: Config, points: pd.DataFrame, name: str) -> None:
+def _draw(axes: Axes, config: Config, found: pd.DataFrame, name: str) -> None:
     label, _ = SWEEPS[name]
-    values = points["value"].astype(float)
-    low = (points["mean"] - points["std"]).clip(lower=points["mean"] * 0.2)
+    values = found["value"].astype(float)
+    low = (found["mean"] - found["std"]).clip(lower=found["mean"] * 0.2)
     axes.fill_between(
-        values, low, points["mean"] + points["std"], color=plots.SERIES[0], alpha=0.15, lw=0, label="mean ± std"
+        values, low, found["mean"] + found["std"], color=plots.SERIES[0], alpha=0.15, lw=0, label="mean ± std"
     )
-    axes.plot(values, points["mean"], color=plots.SERIES[0], lw=0.8, alpha=0.6)
-    axes.plot(values, points["exact"], color=plots.TRUTH, lw=1.6, label="exact (sandwich)")
-    axes.plot(values, points["paper"], "--", color=plots.ink(), lw=1.2, label="paper's line")
+    axes.plot(values, found["mean"], color=plots.SERIES[0], lw=0.8, alpha=0.6)
+    axes.plot(values, found["exact"], color=plots.TRUTH, lw=1.6, label="exact (sandwich)")
+    axes.plot(values, found["paper"], "--", color=plots.ink(), lw=1.2, label="paper's line")
     axes.errorbar(
         values,
-        points["rms"],
-        2 * points["error"],
+        found["rms"],
+        2 * found["error"],
         fmt="o",
         ms=6,
         color=plots.SERIES[0],
@@ -250,8 +280,8 @@ def _draw(axes: Axes, config: Config, points: pd.DataFrame, name: str) -> None:
     axes.set_xticks(values, [f"{value:g}" for value in values])
     axes.minorticks_off()
     if name in ("rate", "batch"):  # as wide as the panels above, or wider for what is off
-        exact = points["exact"].iloc[0]
-        axes.set_ylim(exact / 5, max(exact * 5, points["rms"].max() * 3))
+        exact = found["exact"].iloc[0]
+        axes.set_ylim(exact / 5, max(exact * 5, found["rms"].max() * 3))
     axes.set_yticks(*_ticks(*axes.get_ylim()))
     axes.minorticks_off()
     axes.grid(alpha=0.5)
