@@ -1,6 +1,7 @@
 """What the README prints runs as it is printed: both sides of the diff, and the snippets after it."""
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from loops import classes, mlp
 from torch.utils.data import DataLoader
+
+from twinboot import invert
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
@@ -35,7 +38,7 @@ def test_both_sides_of_the_diff_run() -> None:
 
 def test_the_snippets_run_after_the_loop(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    predict, weighted, resume = blocks("python")
+    predict, weighted, resume, inverse = blocks("python")
     names = scope()
     exec(one_side(blocks("diff")[0], drop="-"), names)
     names["x"] = names["dataset"].tensors[0]
@@ -51,3 +54,7 @@ def test_the_snippets_run_after_the_loop(tmp_path: Path, monkeypatch: Any) -> No
         names | {"path": tmp_path / "checkpoint.pt", "epochs": 4, "done": (done := [])},
     )
     assert done == [3, 4]
+
+    kernel = torch.randn(50, 900, generator=torch.Generator().manual_seed(0))
+    names |= {"operator": lambda field: kernel @ field.flatten(), "measurements": kernel.mean(1)}
+    exec(inverse, names | {"invert": partial(invert, steps=5)})

@@ -4,10 +4,11 @@ from . import resets
 from .bootstrap import Bootstrap
 from .estimate import Estimate
 from .groups import Blocks
+from .invert import Inversion, invert
 from .loader import PairedLoader
 from .prediction import Prediction
 from .twins import Twins
 
 __version__ = "0.1.0"
 
-__all__ = ["Blocks", "Bootstrap", "Estimate", "PairedLoader", "Prediction", "Twins", "resets"]
+__all__ = ["Blocks", "Bootstrap", "Estimate", "Inversion", "PairedLoader", "Prediction", "Twins", "invert", "resets"]

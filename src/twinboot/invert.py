@@ -1,0 +1,282 @@
+"""Inverse problems: a field that was seen through a forward operator, and where not to trust what is found.
+
+    observed = forward(field) + noise
+
+`invert` trains twins of the field on two bootstrap samples of the measurements, as Algorithm 1 does for the weights of
+a network. About 13.5 % of the measurements are drawn for neither twin. They tell when the twins begin to fit the noise:
+the field and its sigma are kept from the last step at which the twins' mean clearly predicted those measurements
+better than before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from statistics import NormalDist
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from . import resets, seeds
+from .bootstrap import Bootstrap
+from .groups import Blocks, Grouping
+from .prediction import Moments, Prediction, combine
+from .twins import RESET_MODES, Twins
+
+Forward = Callable[[Tensor], Tensor]
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class Inversion:
+    """What was found: the field, and one standard deviation for each of its entries.
+
+    `history` maps "step", "train" (the twins' mean loss), "unseen" (the loss of their mean on measurements that neither
+    saw) and "sigma" (root mean square over the field) to one value per check.
+    """
+
+    field: Tensor
+    sigma: Tensor
+    best_step: int
+    history: dict[str, list[float]]
+    bootstrap: Bootstrap
+    seed: int = 0
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """The central interval of each entry, under a normal distribution."""
+        if not 0 < level < 1:
+            raise ValueError(f"level must lie between 0 and 1, such as 0.95, not {level!r}.")
+        half = NormalDist().inv_cdf(0.5 + level / 2) * self.sigma
+        return self.field - half, self.field + half
+
+    def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
+        """Fields [samples, ...] from N(field, sigma^2)."""
+        generator = generator or torch.Generator(self.field.device).manual_seed(seeds.derive(self.seed, "fields"))
+        drawn = torch.empty(samples, *self.field.shape, dtype=self.field.dtype, device=self.field.device)
+        return self.field + self.sigma * drawn.normal_(generator=generator)
+
+    @torch.no_grad()
+    def predict(self, operator: Forward, samples: int = 32) -> Prediction:
+        """What an operator would measure of the field: mean and spread over fields from N(field, sigma^2)."""
+        moments = Moments("regression")
+        for field in self.sample(samples) if samples else [self.field]:
+            moments.add(operator(field)[None])
+        return combine([moments])
+
+
+def invert(
+    forward: Forward,
+    observed: Tensor,
+    initial: Tensor,
+    *,
+    groups: str | Grouping | None = None,
+    replicas: int = 2,
+    steps: int = 3000,
+    optimizer: MakeOptimizer | None = None,
+    decay: float = 0.999,
+    reset: Callable[[int], bool] | None = None,
+    mode: Literal["sample", "mean", "centered"] = "centered",
+    noise: float = 1.0,
+    stop: Literal["unseen"] | None = "unseen",
+    check: int = 10,
+    bootstrap: Bootstrap | None = None,
+    seed: int = 0,
+    progress: Callable[[int], object] = lambda step: None,
+) -> Inversion:
+    """Find the field behind measurements, and how uncertain each part of it is.
+
+    Args:
+        forward: what would be measured of a field: a differentiable function of one tensor. The twins go through it
+            together by `torch.vmap`, so that an expensive operator is read once for both; one that vmap cannot
+            handle is called for each twin.
+        observed: the measurements, in the shape that `forward` gives. Its first axis is what the bootstrap resamples.
+        initial: where the search starts; an array of any number of dimensions.
+        groups: which entries share one sigma. By default blocks of three along each axis: `Blocks((3, 3))` in 2D.
+        replicas: how many twins.
+        steps: how many steps at most.
+        optimizer: a function that makes an optimizer for parameters; by default Adam at 0.01, for a field whose values
+            are of the order of 1.
+        decay: the learning rate is multiplied by this each step. Adam can move an entry by no more than
+            rate / (1 - decay) in all.
+        reset: after which steps the twins are reset; by default `resets.growing(50, 1.5)`.
+        mode: how: `"centered"`, `"mean"`, or `"sample"` as in the paper.
+        noise: scale of the noise on the field in training, in units of sigma; 0 for none.
+        stop: `"unseen"` keeps the state that predicts best what no twin saw, where better means by more than the
+            standard error of the difference; None keeps the last state.
+        check: steps between two looks at those.
+        bootstrap: who sees which measurement, if not the default: `Bootstrap(n, clusters=...)` keeps together what
+            belongs together. Its n is the length of the first axis of `observed`, or of the first axes together.
+        seed: of the resampling and all noise.
+        progress: called after each step with its number.
+
+    >>> blur = torch.randn(60, 12, generator=torch.Generator().manual_seed(0))
+    >>> result = invert(lambda v: blur @ v, blur @ torch.ones(12), torch.zeros(12), steps=400)
+    >>> bool((result.field - 1).abs().max() < 0.1)
+    True
+    """
+    if mode not in RESET_MODES:
+        raise ValueError(f'unknown reset mode {mode!r}: use "sample", "mean" or "centered".')
+    if stop not in ("unseen", None):
+        raise ValueError(f'stop must be "unseen" or None, not {stop!r}.')
+    if steps < 1 or check < 1:
+        raise ValueError(f"steps and check must be at least 1, not {steps} and {check}.")
+    observed = _checked_data(observed)
+    run = _stacked(forward, initial, observed, replicas)
+    bootstrap = bootstrap or Bootstrap(len(observed), replicas, seed)
+    rows = _Rows(observed, bootstrap, replicas)
+    if stop and not len(bootstrap.unseen):
+        raise ValueError('every measurement is seen by some twin: there are too few for stop="unseen"; use stop=None.')
+    due = reset or resets.growing(50, 1.5)
+    twins = Twins(_Field(initial), replicas, groups or Blocks((3,) * initial.ndim), seed)
+    stepper = (optimizer or _adam)(twins.parameters())
+    schedule = torch.optim.lr_scheduler.ExponentialLR(stepper, decay)
+    best = _Best(twins)
+
+    def loss(step: int) -> float:
+        """Of all twins, with their gradients. The same noise however often LBFGS asks within a step."""
+        stepper.zero_grad()
+        draw = torch.Generator(initial.device).manual_seed(seeds.derive(seed, "noise", step))
+        with twins.sampled(noise, draw):
+            found = rows.losses(run(_fields(twins))).sum()
+            _backward(found, step)
+        return found.item()
+
+    for step in range(1, steps + 1):
+        train = stepper.step(partial(loss, step))
+        twins.update()
+        if step % check == 0 or step == steps:
+            best.look(step, train / replicas, rows, forward, stop)
+        if due(step) and step < steps:
+            twins.reset(mode)
+        schedule.step()
+        progress(step)
+    return Inversion(best.field, best.sigma, best.step, best.history, bootstrap, seed)
+
+
+class _Field(nn.Module):
+    def __init__(self, initial: Tensor) -> None:
+        super().__init__()
+        self.field = nn.Parameter(initial.detach().clone())
+
+
+class _Rows:
+    """The measurements as the twins see them: each with a weight for each twin, and none for both where unseen."""
+
+    def __init__(self, observed: Tensor, bootstrap: Bootstrap, replicas: int) -> None:
+        if bootstrap.replicas != replicas:
+            raise ValueError(f"the bootstrap has {bootstrap.replicas} replicas, but there are {replicas} twins.")
+        shape, axes = observed.shape, 0
+        while math.prod(shape[:axes]) < bootstrap.n and axes < len(shape):
+            axes += 1
+        if math.prod(shape[:axes]) != bootstrap.n:
+            raise ValueError(
+                f"the bootstrap resamples {bootstrap.n} measurements, but the first axes of observed, of shape "
+                f"{tuple(shape)}, do not multiply to that."
+            )
+        self.observed = observed
+        weights = bootstrap.counts.to(observed)
+        weights = weights / weights.mean(1, keepdim=True)
+        self.weights = weights.view(replicas, *shape[:axes], *[1] * (len(shape) - axes))
+        self.unseen = (bootstrap.counts == 0).all(0).to(observed.device)
+
+    def losses(self, predicted: Tensor) -> Tensor:
+        """For each twin the mean of its weighted squared residuals."""
+        return (self.weights * (predicted - self.observed).square()).flatten(1).mean(1)
+
+    def unseen_losses(self, predicted: Tensor) -> Tensor:
+        """For each measurement that no twin sees its squared residual, a mean where it has axes of its own."""
+        squared = (predicted - self.observed).square()
+        return squared.view(len(self.unseen), -1).mean(1)[self.unseen]
+
+
+class _Best:
+    """The state to keep, and how the run went."""
+
+    def __init__(self, twins: Twins) -> None:
+        self.twins = twins
+        self.history: dict[str, list[float]] = {"step": [], "train": [], "unseen": [], "sigma": []}
+        self.losses: Tensor | None = None
+        self.step = 0
+
+    @torch.no_grad()
+    def look(self, step: int, train: float, rows: _Rows, forward: Forward, stop: str | None) -> None:
+        field = _fields(self.twins).mean(0)
+        losses = rows.unseen_losses(forward(field))
+        unseen = losses.mean().item() if len(losses) else math.nan
+        if len(losses) and not math.isfinite(unseen):
+            raise FloatingPointError(f"forward gives values that are not finite for the twins' mean at step {step}.")
+        sigma = _sigma(self.twins, field)
+        for name, value in zip(self.history, (step, train, unseen, sigma.square().mean().sqrt().item()), strict=True):
+            self.history[name].append(value)
+        if stop is None or self.losses is None or _clearly_lower(losses, self.losses):
+            self.losses, self.step, self.field, self.sigma = losses, step, field, sigma
+
+
+def _clearly_lower(new: Tensor, old: Tensor) -> bool:
+    """By more than the standard error of the difference. There are few unseen measurements, and once the twins fit
+    noise the loss on them changes little: without this rule chance would often pick a late state."""
+    gain = old - new
+    error = gain.std() / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
+    return bool(gain.mean() > error)
+
+
+def _fields(twins: Twins) -> Tensor:
+    return torch.stack([twin.get_parameter("field") for twin in twins])
+
+
+def _sigma(twins: Twins, field: Tensor) -> Tensor:
+    """One sigma for each entry of the field."""
+    [sigma] = twins.partition.expand([field])
+    return sigma.to(field).expand_as(field).clone()
+
+
+def _stacked(forward: Forward, initial: Tensor, observed: Tensor, replicas: int) -> Forward:
+    """`forward` for a stack of fields: all at once where vmap can do it, else one after another."""
+    if not initial.is_floating_point():
+        raise TypeError(f"initial is {initial.dtype}, but a field needs real floating-point numbers.")
+    with torch.no_grad():
+        start = initial.detach()
+        once = forward(start)
+        if not isinstance(once, Tensor) or once.shape != observed.shape:
+            shape = tuple(once.shape) if isinstance(once, Tensor) else type(once).__name__
+            raise ValueError(f"forward(initial) has shape {shape}, but observed has {tuple(observed.shape)}.")
+        if not bool(once.isfinite().all()):
+            raise FloatingPointError("forward gives values that are not finite for the initial field.")
+        together = vmap(forward)
+        try:
+            several = together(torch.stack([start] * replicas))
+        except Exception:  # vmap refuses some operators, each in its own way
+            return lambda fields: torch.stack([forward(field) for field in fields])
+    if several.shape != (replicas, *once.shape) or not torch.allclose(several[-1], once, rtol=1e-3, atol=1e-5):
+        return lambda fields: torch.stack([forward(field) for field in fields])
+    return together
+
+
+def _checked_data(observed: Tensor) -> Tensor:
+    if not isinstance(observed, Tensor) or observed.ndim == 0 or not observed.is_floating_point():
+        raise TypeError("observed must be a tensor of floating-point numbers with at least one axis.")
+    if not bool(observed.isfinite().all()):
+        raise ValueError("observed has values that are not finite: remove those measurements first.")
+    if not bool(observed.any()):
+        raise ValueError("observed is zero everywhere: there is nothing to invert; were the measurements loaded?")
+    return observed.detach()
+
+
+def _backward(loss: Tensor, step: int) -> None:
+    if not loss.requires_grad:
+        raise ValueError(
+            "what forward gives does not depend on the field by operations that PyTorch can differentiate."
+        )
+    if not math.isfinite(loss.item()):
+        raise FloatingPointError(
+            f"the loss is not finite at step {step}: forward gave NaN or infinity, or the learning rate is too high."
+        )
+    loss.backward()
+
+
+def _adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.01)

@@ -1,0 +1,257 @@
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from loops import assert_same_bits, seeded
+from torch import Tensor
+
+from twinboot import Blocks, Bootstrap, Inversion, invert, resets
+from twinboot.invert import _clearly_lower
+
+FAST = partial(torch.optim.Adam, lr=0.05)
+
+
+def linear(rows: int = 60, unknowns: int = 12, noise: float = 0.1, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """An operator, the truth, and noisy measurements of it."""
+    generator = seeded(seed)
+    operator = torch.randn(rows, unknowns, generator=generator)
+    truth = torch.randn(unknowns, generator=generator)
+    return operator, truth, operator @ truth + noise * torch.randn(rows, generator=generator)
+
+
+def blurred(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Few smooth waves seen through wide kernels and much noise: run to the end, an optimizer fits the noise."""
+    generator = seeded(seed)
+    cells, rows, width, noise = 60, 1000, 3.0, 2.0
+    centers = torch.rand(rows, 1, generator=generator) * (cells - 1)
+    kernel = torch.exp(-((torch.arange(cells) - centers) ** 2) / (2 * width**2))
+    kernel = kernel / kernel.norm(dim=1, keepdim=True)
+    place = torch.linspace(0, math.pi, cells)
+    phases = torch.rand(3, 1, generator=generator) * 2 * math.pi
+    truth = torch.sin(torch.arange(1, 4)[:, None] * place + phases).mean(0)
+    return kernel, truth, kernel @ truth + noise * torch.randn(rows, generator=generator)
+
+
+def test_a_linear_gaussian_problem_has_its_exact_mean_and_sigma() -> None:
+    """The twins' mean is the mean of two draws from the bootstrap distribution, whose covariance for least squares is
+    the sandwich (A'A)^-1 A' diag(e^2) A (A'A)^-1, and sigma^2 estimates its diagonal."""
+    ratio, distance = [], []
+    for seed in range(40):
+        operator, _, observed = linear(300, 12, noise=1.0, seed=seed)
+        found = invert(
+            lambda v, operator=operator: operator @ v,
+            observed,
+            torch.zeros(12),
+            steps=300,
+            optimizer=partial(torch.optim.Adam, lr=0.1),
+            decay=0.98,
+            reset=resets.at(20),
+            stop=None,
+            check=300,
+            seed=seed,
+        )
+        best = torch.linalg.lstsq(operator, observed).solution
+        bread = torch.linalg.inv(operator.T @ operator)
+        residual = observed - operator @ best
+        exact = (bread @ (operator.T * residual**2) @ operator @ bread).diag().mean()
+        ratio.append(found.sigma.square().mean() / exact)
+        distance.append((found.field - best).square().mean() / (exact / 2))
+    for values in (torch.stack(ratio), torch.stack(distance)):
+        assert abs(values.mean() - 1) < 4 * values.std() / math.sqrt(len(values))
+
+
+def test_stopping_by_unseen_beats_running_to_the_end() -> None:
+    for seed in range(5):
+        kernel, truth, observed = blurred(seed)
+        transposed = kernel.T.contiguous()
+        run = partial(
+            invert,
+            lambda v, k=transposed: v @ k,
+            observed,
+            torch.zeros(60),
+            steps=400,
+            optimizer=FAST,
+            decay=1.0,
+            seed=seed,
+        )
+        stopped, ended = run(), run(stop=None)
+        assert stopped.best_step < 400
+        assert ended.best_step == 400
+        error, last_error = ((found.field - truth).square().mean() for found in (stopped, ended))
+        assert last_error > 3 * error
+
+
+def test_unseen_measurements_touch_nothing_but_the_choice_of_the_step() -> None:
+    operator, _, observed = linear()
+    unseen = Bootstrap(60, seed=4).unseen
+    assert len(unseen) > 3
+    other = observed.clone()
+    other[unseen] = 1e6
+    run = partial(invert, lambda v: operator @ v, initial=torch.zeros(12), steps=60, seed=4, stop=None)
+    first, second = run(observed=observed), run(observed=other)
+    assert_same_bits(first.field, second.field)
+    assert_same_bits(first.sigma, second.sigma)
+    assert first.history["unseen"] != second.history["unseen"]
+    assert first.history["train"] == second.history["train"]
+
+
+def test_a_state_replaces_another_only_if_it_is_clearly_better() -> None:
+    """The standard error of a difference of n values with standard deviation s is s / sqrt(n)."""
+    old = torch.ones(16)
+    change = torch.tensor([0.1, -0.1] * 8)  # standard deviation 0.1033, standard error 0.0258
+    assert not _clearly_lower(old + change - 0.025, old)
+    assert _clearly_lower(old + change - 0.027, old)
+    assert not _clearly_lower(old, old)
+    assert not _clearly_lower(old + 1, old)
+
+
+def test_the_kept_state_is_that_of_the_step_it_names() -> None:
+    kernel, _, observed = blurred(1)
+    run = partial(invert, lambda v: kernel @ v, observed, torch.zeros(60), optimizer=FAST, check=5, decay=1.0)
+    found = run(steps=200)
+    steps, unseen = found.history["step"], found.history["unseen"]
+    assert steps == list(range(5, 201, 5))
+    assert unseen[steps.index(found.best_step)] < unseen[0]
+    again = run(steps=found.best_step, stop=None)
+    assert_same_bits(found.field, again.field)
+    assert_same_bits(found.sigma, again.sigma)
+
+
+def test_both_twins_go_through_the_operator_in_one_call() -> None:
+    operator, _, observed = linear()
+    calls = []
+
+    def forward(v: Tensor) -> Tensor:
+        calls.append(1)
+        return operator @ v
+
+    invert(forward, observed, torch.zeros(12), steps=50, check=50)
+    assert len(calls) == 50 + 1 + 2  # a call a step, one check, and two to look at the operator first
+
+
+def test_an_operator_that_vmap_cannot_do_gives_the_same_result() -> None:
+    operator, _, observed = linear()
+
+    def stubborn(v: Tensor) -> Tensor:
+        assert v.sum().item() is not None  # item() is refused under vmap
+        return operator @ v
+
+    first = invert(lambda v: operator @ v, observed, torch.zeros(12), steps=50)
+    second = invert(stubborn, observed, torch.zeros(12), steps=50)
+    torch.testing.assert_close(first.field, second.field)
+    torch.testing.assert_close(first.sigma, second.sigma)
+
+
+@pytest.mark.parametrize(("shape", "groups"), [((7,), 3), ((5, 7), 2 * 3), ((3, 4, 5), 1 * 2 * 2)])
+def test_fields_of_one_to_three_dimensions_have_blocks_of_three(shape: tuple[int, ...], groups: int) -> None:
+    operator, _, observed = linear(80, math.prod(shape))
+    found = invert(lambda v: operator @ v.flatten(), observed, torch.zeros(shape), steps=20)
+    assert found.field.shape == found.sigma.shape == shape
+    assert len(found.sigma.unique()) == groups
+
+
+@pytest.mark.parametrize("mode", ["sample", "mean", "centered"])
+def test_the_same_seed_gives_the_same_result_and_another_one_another(mode: Any) -> None:
+    operator, _, observed = linear()
+    run = partial(
+        invert, lambda v: operator @ v, observed, torch.zeros(12), steps=60, reset=resets.every(20), mode=mode
+    )
+    assert_same_bits(run(seed=1).field, run(seed=1).field)
+    assert not torch.equal(run(seed=1).field, run(seed=2).field)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        partial(torch.optim.SGD, lr=0.05, momentum=0.9),
+        partial(torch.optim.LBFGS, lr=0.5, max_iter=5),
+        partial(torch.optim.AdamW, lr=0.05),
+    ],
+)
+def test_any_optimizer_finds_the_truth_of_a_good_problem(optimizer: Any) -> None:
+    operator, truth, observed = linear(noise=0.01)
+    found = invert(lambda v: operator @ v, observed, torch.zeros(12), steps=150, optimizer=optimizer, decay=0.99)
+    torch.testing.assert_close(found.field, truth, atol=0.05, rtol=0)
+
+
+def test_more_twins_and_other_groups() -> None:
+    operator, truth, observed = linear(noise=0.01)
+    options: Any = {"replicas": 4, "groups": Blocks((1,)), "steps": 300, "optimizer": FAST, "decay": 0.99}
+    found = invert(lambda v: operator @ v, observed, torch.zeros(12), **options)
+    assert found.bootstrap.counts.shape == (4, 60)
+    assert len(found.sigma.unique()) == 12
+    torch.testing.assert_close(found.field, truth, atol=0.05, rtol=0)
+
+
+def test_whole_shots_are_seen_or_unseen() -> None:
+    """Measurements [shots, receivers]: by default the first axis is resampled; clusters do the same for both axes."""
+    operator, _, observed = linear(60)
+    forward = partial(_shots, operator)
+    by_shot = invert(forward, observed.view(12, 5), torch.zeros(12), steps=20)
+    assert by_shot.bootstrap.n == 12
+    clustered = Bootstrap(60, clusters=torch.arange(12).repeat_interleave(5))
+    found = invert(forward, observed.view(12, 5), torch.zeros(12), steps=20, bootstrap=clustered)
+    assert found.bootstrap is clustered
+
+
+def _shots(operator: Tensor, v: Tensor) -> Tensor:
+    return (operator @ v).view(12, 5)
+
+
+def test_intervals_and_predictions_follow_sigma() -> None:
+    field, sigma = torch.tensor([1.0, -2.0]), torch.tensor([0.5, 0.25])
+    found = Inversion(field, sigma, 1, {}, Bootstrap(2, seed=1))
+    low, high = found.interval(0.9)
+    torch.testing.assert_close(high - field, 1.6449 * sigma, atol=1e-3, rtol=0)
+    torch.testing.assert_close(field - low, high - field)
+    draws = 4000
+    prediction = found.predict(lambda v: torch.stack([v.sum(), v[0] - v[1]]), samples=draws)
+    spread = math.sqrt(0.5**2 + 0.25**2)
+    assert (prediction.std - spread).abs().max() < 4 * spread / math.sqrt(2 * draws)
+    assert (prediction.mean - torch.tensor([-1.0, 3.0])).abs().max() < 4 * spread / math.sqrt(draws)
+    exact = found.predict(lambda v: v * 2, samples=0)
+    torch.testing.assert_close(exact.mean, field * 2)
+    assert not exact.std.any()
+
+
+def test_progress_is_told_after_each_step() -> None:
+    operator, _, observed = linear()
+    told: list[int] = []
+    invert(lambda v: operator @ v, observed, torch.zeros(12), steps=5, progress=told.append)
+    assert told == [1, 2, 3, 4, 5]
+
+
+def sometimes_nan(v: Tensor) -> Tensor:
+    return torch.where(v.sum() > 0.05, torch.nan, 1.0) * (v + 1).repeat(5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"forward": lambda v: v[:2]}, ValueError, r"forward\(initial\) has shape \(2,\), but observed has \(60,\)"),
+        ({"forward": lambda v: [v]}, ValueError, r"has shape list"),
+        ({"forward": lambda v: (v * torch.nan).repeat(5)}, FloatingPointError, "not finite for the initial field"),
+        ({"forward": sometimes_nan}, FloatingPointError, "not finite at step"),
+        ({"forward": lambda v: v.detach().repeat(5)}, ValueError, "does not depend on the field"),
+        ({"forward": lambda v: torch.ones(60)}, ValueError, "does not depend on the field"),
+        ({"observed": torch.zeros(60)}, ValueError, "zero everywhere"),
+        ({"observed": torch.full((60,), torch.inf)}, ValueError, "not finite: remove"),
+        ({"observed": torch.ones(60, dtype=torch.long)}, TypeError, "floating-point"),
+        ({"initial": torch.zeros(12, dtype=torch.long)}, TypeError, "floating-point"),
+        ({"mode": "median"}, ValueError, "unknown reset mode 'median'"),
+        ({"stop": "soon"}, ValueError, 'stop must be "unseen" or None'),
+        ({"steps": 0}, ValueError, "at least 1"),
+        ({"bootstrap": Bootstrap(60, replicas=3)}, ValueError, "3 replicas, but there are 2 twins"),
+        ({"bootstrap": Bootstrap(50)}, ValueError, "resamples 50 measurements"),
+        ({"bootstrap": Bootstrap(60, kind="bayesian")}, ValueError, "use stop=None"),
+        ({"groups": Blocks((3, 3))}, ValueError, "2 dimensions"),
+    ],
+)
+def test_bad_input_gets_one_sentence(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    operator, _, observed = linear()
+    given: dict[str, Any] = {"forward": lambda v: operator @ v, "observed": observed, "initial": torch.zeros(12)}
+    with pytest.raises(error, match=message) as caught:
+        invert(**{**given, "steps": 100, **arguments})
+    assert "\n" not in str(caught.value)
