@@ -41,19 +41,33 @@ def normals(seed: int, generator: torch.Generator | None = None) -> Callable[[Te
 
 
 def fill_copies_(copies: Sequence[Sequence[Tensor]], seed: int, generator: torch.Generator | None = None) -> None:
-    """Independent standard normals for several copies of the same tensors.
+    """Independent standard normals for several copies of the same tensors."""
+    filler(copies)(seed, generator)
+
+
+def filler(copies: Sequence[Sequence[Tensor]]) -> Callable[[int, torch.Generator | None], None]:
+    """`fill_copies_` for tensors that are filled again and again: what depends on them alone is settled here, once.
 
     PyTorch draws normals on one CPU core, so large copies have streams of their own and are filled side by side.
     """
-    on_cpu = sum(t.numel() for t in copies[0] if t.device.type == "cpu") * len(copies)
-    if generator is not None or on_cpu < _LARGE:
-        fill = normals(seed, generator)
-        for copy in copies:
-            for t in copy:
-                fill(t)
-    else:
-        with ThreadPoolExecutor(len(copies)) as pool:
-            list(pool.map(_fill_copy, copies, [derive(seed, b) for b in range(len(copies))]))
+    tensors = [t for copy in copies for t in copy]
+    large = sum(t.numel() for t in tensors if t.device.type == "cpu") >= _LARGE
+    devices = list(dict.fromkeys(t.device for t in tensors))
+
+    def fill(seed: int, generator: torch.Generator | None = None) -> None:
+        if large and generator is None:
+            with ThreadPoolExecutor(len(copies)) as pool:
+                list(pool.map(_fill_copy, copies, [derive(seed, b) for b in range(len(copies))]))
+        elif len(devices) == 1 and generator is None:
+            drawn = torch.Generator(devices[0]).manual_seed(seed)
+            for t in tensors:
+                t.normal_(generator=drawn)
+        else:
+            fill_ = normals(seed, generator)
+            for t in tensors:
+                fill_(t)
+
+    return fill
 
 
 @torch.no_grad()  # whether gradients are recorded is a matter of each thread
