@@ -38,7 +38,7 @@ def test_both_sides_of_the_diff_run() -> None:
 
 def test_the_snippets_run_after_the_loop(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    predict, weighted, resume, inverse = blocks("python")
+    predict, weighted, stacked, resume, inverse = blocks("python")
     names = scope()
     exec(one_side(blocks("diff")[0], drop="-"), names)
     names["x"] = names["dataset"].tensors[0]
@@ -48,6 +48,10 @@ def test_the_snippets_run_after_the_loop(tmp_path: Path, monkeypatch: Any) -> No
 
     loader = names["PairedLoader"](names["dataset"], names["bootstrap"], batch_size=64, resample="counts")
     exec(weighted, names | {"pair": next(iter(loader))})
+
+    together = names["Twins"](names["model"], stacked=True)
+    exec(stacked, names | {"twins": together, "pair": next(iter(names["loader"]))})
+    assert all(p.grad is not None for p in together.parameters())
 
     exec(
         resume + "    done.append(epoch)",

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 
-def replicate(model: nn.Module, copies: int = 1, share_frozen: bool = True) -> list[nn.Module]:
+def replicate(
+    model: nn.Module, copies: int = 1, share_frozen: bool = True, replace: Mapping[int, Tensor] | None = None
+) -> list[nn.Module]:
     """Copies with trainable weights of their own and the same frozen parameters.
 
     The copies have one set of frozen parameters between them, which uses the memory of the model's own. It is another
     set of objects, so that moving or casting the copies leaves the model as it is.
+    `replace`, by the `id` of a parameter or buffer, gives what the copies hold in its place.
     """
     frozen: dict[int, object] = {}
     for p in model.parameters() if share_frozen else ():
@@ -22,7 +25,7 @@ def replicate(model: nn.Module, copies: int = 1, share_frozen: bool = True) -> l
             frozen[id(p)] = nn.Parameter(p.detach(), requires_grad=False) if type(p) is nn.Parameter else p
     made = []
     for _ in range(copies):
-        memo = dict(frozen)
+        memo = {**frozen, **(replace or {})}
         for module in model.modules():
             for value in vars(module).values():
                 # The weight that torch.nn.utils.weight_norm (the old, hook-based one) recomputes before each forward

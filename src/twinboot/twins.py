@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal, Self, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,8 @@ class Twins(nn.Module):
         groups: which weights share one sigma: `"layer"`, `"tensor"`, `"unit"`, `Blocks(shape)` or a function of
             (name, parameter); see `twinboot.groups`.
         seed: of the noise in `sampled` and `reset`. No global generator is read or moved.
+        stacked: hold each parameter once, for all copies together, and run them in one pass as `twins(x1, x2)`; a step
+            of a small fully connected model then costs less (`twinboot.stacked`).
 
     >>> twins = Twins(nn.Linear(3, 1))
     >>> optimizer = torch.optim.SGD(twins.parameters(), lr=0.1)
@@ -62,22 +64,42 @@ class Twins(nn.Module):
     ['(model)']
     """
 
+    stacked = False
+
+    def __new__(cls, *args: Any, stacked: bool = False, **kwargs: Any) -> Self:
+        if stacked and not cls.stacked:
+            from .stacked import Stacked  # which builds on this class
+
+            if cls is not Twins:
+                raise TypeError(f"stacked=True makes twins of a class of its own, so {cls.__name__} cannot have it.")
+            return Stacked.__new__(Stacked)  # type: ignore[return-value]
+        return super().__new__(cls)
+
     def __init__(
-        self, model: nn.Module, replicas: int = 2, groups: str | Grouping = "layer", seed: SupportsIndex = 0
+        self,
+        model: nn.Module,
+        replicas: int = 2,
+        groups: str | Grouping = "layer",
+        seed: SupportsIndex = 0,
+        *,
+        stacked: bool = False,
     ) -> None:
         super().__init__()
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}.")
         if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 2:
             raise ValueError(f"replicas must be a whole number of at least 2, not {replicas!r}.")
-        self.copies = nn.ModuleList(replicate(model, replicas))  # line 1
         self.partition = Partition.of(model, groups)  # line 3: it holds sigma, which is 0
+        self._hold(model, replicas)  # line 1
+        self._seed = seeds.checked(seed)
+        self._counts = {"draws": 0, "updates": 0, "resets": 0}
+
+    def _hold(self, model: nn.Module, replicas: int) -> None:
+        self.copies = nn.ModuleList(replicate(model, replicas))
         self._places = [Places(twin, list(self.partition.parameter_shapes)) for twin in self.copies]
         self._owners = [m for m in self.copies.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
         self._spare: list[Tensor] = []
         self._block: Noisy | None = None
-        self._seed = seeds.checked(seed)
-        self._counts = {"draws": 0, "updates": 0, "resets": 0}
 
     def __len__(self) -> int:
         return len(self.copies)
@@ -90,9 +112,8 @@ class Twins(nn.Module):
 
     def forward(self, *inputs: Any) -> tuple[Any, ...]:
         """Each copy on its own input: a tensor, a tuple or list of arguments, or a mapping of keyword arguments."""
-        if len(inputs) != len(self):
-            raise ValueError(f"{len(self)} twins take {len(self)} inputs, one each, but got {len(inputs)}.")
-        return tuple(_call(twin, x) for twin, x in zip(self.copies, inputs, strict=True))
+        self._require_one_each(inputs)
+        return tuple(call(twin, x) for twin, x in zip(self.copies, inputs, strict=True))
 
     @property
     def sigma(self) -> dict[str, Tensor]:
@@ -131,7 +152,7 @@ class Twins(nn.Module):
         center, total = [wide(w) for w in first], torch.zeros_like(partition.sigma)
         for k, twin in enumerate(others, start=1):  # Welford's recurrence: for two copies the paper's formula itself
             apart = torch._foreach_sub([wide(w) for w in twin], center)
-            total = partition.sum_of_squares(apart) * (k / (k + 1) / len(others)) + total
+            total.add_(partition.sum_of_squares(apart), alpha=k / (k + 1) / len(others))
             if k < len(others):
                 center = list(torch._foreach_add(center, torch._foreach_div(apart, k + 1)))
         torch.sqrt(total / partition.sizes, out=partition.sigma)
@@ -178,7 +199,7 @@ class Twins(nn.Module):
 
     def set_extra_state(self, state: Any) -> None:
         saved = unpack(state)
-        require_same(saved["twins"], self._describe(), "build Twins with the model, replicas and groups of then")
+        require_same(saved["twins"], self._describe(), "build Twins with the model and options of then")
         self._seed, self._counts = saved["seed"], saved["counts"]
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
@@ -190,7 +211,7 @@ class Twins(nn.Module):
         return super().load_state_dict(state_dict, strict, assign)
 
     def _describe(self) -> dict[str, Any]:
-        return {"replicas": len(self), **self.partition.describe()}
+        return {"replicas": len(self), "stacked": self.stacked, **self.partition.describe()}
 
     def _weights(self) -> list[list[Tensor]]:
         """For each copy its trainable weights, in the order of the partition."""
@@ -200,8 +221,16 @@ class Twins(nn.Module):
         self._counts[what] += 1
         return seeds.derive(self._seed, what, self._counts[what])
 
+    def _require_one_each(self, inputs: tuple[Any, ...]) -> None:
+        if len(inputs) != len(self):
+            raise ValueError(f"{len(self)} twins take {len(self)} inputs, one each, but got {len(inputs)}.")
+
+    @property
+    def _inside(self) -> bool:
+        return self._block is not None and self._block.inside
+
     def _refuse_inside(self, call: str) -> None:
-        if self._block is not None and self._block.inside:
+        if self._inside:
             raise RuntimeError(
                 f"{call} was called inside sampled(), where the weights are noisy: leave the block first."
             )
@@ -215,7 +244,7 @@ class Twins(nn.Module):
         return {**super().__getstate__(), "_spare": [], "_block": None}  # type: ignore[no-untyped-call]
 
 
-def _call(twin: nn.Module, x: Any) -> Any:
+def call(twin: Callable[..., Any], x: Any) -> Any:
     if isinstance(x, Mapping):
         return twin(**x)
     if isinstance(x, (tuple, list)):
