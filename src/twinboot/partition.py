@@ -90,6 +90,12 @@ class Partition(nn.Module):
         ]
         return [s if s.device == p.device else s.to(p.device) for s, p in zip(found, like, strict=True)]
 
+    def views(self, like: Sequence[Tensor]) -> list[Tensor] | None:
+        """`expand` once and for all: views that follow sigma; None where it would have to be gathered or moved."""
+        if self._labelled or any(p.device != self.sigma.device for p in like):
+            return None
+        return self.expand(like)
+
     def sum_of_squares(self, deviations: Sequence[Tensor]) -> Tensor:
         """Behind each sigma, the sum of its entries' squared deviations, in float32 or better."""
         total = torch.zeros_like(self.sigma)

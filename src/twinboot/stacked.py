@@ -22,6 +22,7 @@ from torch.func import functional_call
 from .chain import Chain
 from .estimate import Estimate
 from .noise import filler
+from .partition import Partition
 from .replicate import Places, replicate
 from .twins import Twins, call
 
@@ -83,9 +84,9 @@ class Stacked(Twins):
         """
         self._refuse_inside("sampled()")
         slices = self._slices()
-        with torch.no_grad():
-            slices.fill(self._next_seed("draws"), generator)
-            torch._foreach_mul_(slices.noise, self.partition.expand(slices.noise, scale))
+        slices.fill(self._next_seed("draws"), generator)
+        sigma = slices.sigma if scale == 1.0 else None
+        torch._foreach_mul_(slices.noise, sigma or self.partition.expand(slices.noise, scale))
         try:
             self._noise.extend(slices.noise)
             yield
@@ -107,9 +108,10 @@ class Stacked(Twins):
 
     def _slices(self) -> _Slices:
         weights = self._stacks.read()
-        if self._kept is None or self._kept.where != [w.data_ptr() for w in weights]:
+        where = [self.partition.sigma.data_ptr(), *[w.data_ptr() for w in weights]]
+        if self._kept is None or self._kept.where != where:
             with torch.inference_mode(False):  # they outlive such a mode
-                self._kept = _Slices(weights)
+                self._kept = _Slices(where, weights, self.partition)
         return self._kept
 
     @property
@@ -121,12 +123,13 @@ class Stacked(Twins):
 
 
 class _Slices:
-    """The part of each twin in the stacks of weights, and room for noise like it, for as long as the stacks stay where
+    """The part of each twin in the stacks of weights, room for noise like it, and sigma, for as long as they stay where
     they are: to make so many views anew in each step would cost as much as drawing the noise of a small model."""
 
-    def __init__(self, weights: Sequence[Tensor]) -> None:
-        self.where = [w.data_ptr() for w in weights]
-        self.noise = [torch.empty_like(w) for w in weights]
+    def __init__(self, where: list[int], weights: Sequence[Tensor], partition: Partition) -> None:
+        self.where = where
+        self.noise = [torch.empty_like(w, requires_grad=False) for w in weights]
+        self.sigma = partition.views(self.noise)
         self.by_twin = self._split(weights)
         self.fill = filler(self._split(self.noise))
 

@@ -149,13 +149,13 @@ class Twins(nn.Module):
         self._refuse_inside("update()")
         partition = self.partition
         first, *others = self._weights()
-        center, total = [wide(w) for w in first], torch.zeros_like(partition.sigma)
+        center, variance = [wide(w) for w in first], torch.zeros_like(partition.sigma)
         for k, twin in enumerate(others, start=1):  # Welford's recurrence: for two copies the paper's formula itself
             apart = torch._foreach_sub([wide(w) for w in twin], center)
-            total.add_(partition.sum_of_squares(apart), alpha=k / (k + 1) / len(others))
+            variance.addcdiv_(partition.sum_of_squares(apart), partition.sizes, value=k / (k + 1) / len(others))
             if k < len(others):
                 center = list(torch._foreach_add(center, torch._foreach_div(apart, k + 1)))
-        torch.sqrt(total / partition.sizes, out=partition.sigma)
+        torch.sqrt(variance, out=partition.sigma)
         self._counts["updates"] += 1
         if not math.isfinite(partition.sigma.sum().item()):
             group = next(name for name, sigma in self.sigma.items() if not math.isfinite(sigma.sum().item()))
