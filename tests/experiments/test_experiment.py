@@ -14,6 +14,8 @@ def test_agreement_is_a_margin_or_three_errors_and_none_without_precision() -> N
     assert agrees(1.06, 0.021) is True
     assert agrees(5.6, 0.1, expected=5.0, margin=0.1) is False
     assert agrees(1.0, 0.11) is None
+    assert agrees(1.5, 0.11) is None
+    assert agrees(1.6, 0.11) is False
     assert agrees(1.0, math.nan) is None
 
 

@@ -176,7 +176,7 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
             "Periodic resets keep the twins in one well.",
             "Section 4.1, Figure 2 middle and right",
             "undecided" if few else "held" if most < 0.01 else "partly" if most < none["apart"] else "not held",
-            f"In different wells end {_share(mean['apart'], mean['apart_error'])} with the mean reset, "
+            f"In different wells end: {_share(mean['apart'], mean['apart_error'])} with the mean reset, "
             f"{_share(sample['apart'], sample['apart_error'])} with the sampling reset, "
             f"{_share(centered['apart'], centered['apart_error'])} with the centered one, of {config.seeds} each. A "
             "pair that has split has its mean near the ridge: the mean reset puts both twins there, the sampling reset "

@@ -40,11 +40,12 @@ class Verdict:
 
 
 def agrees(value: float, error: float, expected: float = 1.0, margin: float = 0.05) -> bool | None:
-    """Whether a measured value is the expected one but for a margin or three standard errors; None if it is known too
-    poorly to say, to no better than a tenth."""
-    if not error <= 0.1 * abs(expected):  # so that NaN, the error of a single value, is None too
-        return None
-    return abs(value - expected) <= max(margin * abs(expected), 3 * error)
+    """Whether a measured value is the expected one but for a margin or three standard errors. A value that is known to
+    no better than a tenth may be five errors off, which says no, or else says nothing: None."""
+    off = abs(value - expected)
+    if error <= 0.1 * abs(expected):
+        return off <= max(margin * abs(expected), 3 * error)
+    return False if off > max(margin * abs(expected), 5 * error) else None
 
 
 def overall(answers: Iterable[bool | None]) -> Status:

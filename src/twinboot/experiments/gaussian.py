@@ -319,7 +319,7 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
         Verdict(
             "The circles track the true uncertainty at every step of the run.",
             "Section 4.1, Figure 1",
-            overall(agrees(row["mean"], row["error"]) for row in (few, constant, twins)),
+            overall(agrees(math.sqrt(row["mean"]), row["error"] / 2) for row in (few, constant, twins)),  # of sigma
             f"They grow with the run: after its {last} steps {(1 - 2 * config.rate) ** last:.0%} of the way is still "
             "to go (with a loss that is the squared distance; the paper does not state its factor), and sigma^2 is "
             f"{few['mean']:.2f} ± {few['error']:.2f} of what it should be (closed form {few['expected']:.2f}). At a "

@@ -139,7 +139,7 @@ def summary(config: Config, sigma: pd.DataFrame) -> pd.DataFrame:
                 "std": group["sigma"].std(),
                 "exact": exact,
                 "paper": paper_line(setting),
-                "proportional": exact_line(replace(faint, size=setting.size)) * setting.noise / faint.noise,
+                "proportional": exact if name == "size" else exact_line(faint) * setting.noise / faint.noise,
                 "z": (root - exact) / error,
                 "ratio": math.sqrt(ratio),
                 "ratio_error": ratio_error,
@@ -182,7 +182,7 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
 
 
 def _scaling(found: pd.DataFrame, name: str, claim: str) -> Verdict:
-    """Against a strict proportion, whose factor is that of little noise. The exact line is told beside it."""
+    """Against a strict proportion, for the noise with the factor of little noise. The exact line is told beside it."""
     data = found[found["sweep"] == name]
     answers = [agrees(row.rms, row.error, row.proportional, margin=0.1) for row in data.itertuples()]
     off = data[[answer is False for answer in answers]]
@@ -195,7 +195,11 @@ def _scaling(found: pd.DataFrame, name: str, claim: str) -> Verdict:
         overall(answers),
         f"Of {len(data)} values {len(data) - len(off)} follow the proportion to a tenth or three standard errors."
         + "".join(said)
-        + (" So does the exact line: data as noisy as the wells are wide smear the wells." if len(off) and bend else "")
+        + (
+            " The exact line bends alike: data as noisy as the wells are wide smear the wells."
+            if len(off) and bend
+            else ""
+        )
         + f" Within one standard error of the exact line: {within[0]} values, within two: {within[1]} (by chance "
         f"{0.683 * len(data):.0f} and {0.954 * len(data):.0f}).",
     )
