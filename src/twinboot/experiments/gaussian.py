@@ -273,7 +273,7 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
         {
             "estimator": found["estimator"],
             "trainings": found["trainings"],
-            "sigma² / true": [f"{m:.3f} ± {e:.3f}" for m, e in zip(found["mean"], found["error"], strict=True)],
+            "sigma² / bootstrap's": [f"{m:.3f} ± {e:.3f}" for m, e in zip(found["mean"], found["error"], strict=True)],
             "expected": found["expected"].map("{:.3f}".format),
             "relative variance of sigma²": found["variance"].map("{:.4f}".format),
             "theory": found["theory"].map(lambda v: "" if math.isnan(v) else f"{v:.4f}"),
@@ -287,10 +287,12 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
             "M": per_size["size"],
             "true sigma": [f"{math.sqrt(config.variance / size):.3f}" for size in per_size["size"]],
             "rms of twins' sigma": [
-                f"{math.sqrt(config.variance / size * mean):.3f}"
+                f"{math.sqrt(config.variance / size * (size - 1) / size * mean):.3f}"
                 for size, mean in zip(per_size["size"], per_size["mean"], strict=True)
             ],
-            "sigma² / true": [f"{m:.3f} ± {e:.3f}" for m, e in zip(per_size["mean"], per_size["error"], strict=True)],
+            "sigma² / bootstrap's": [
+                f"{m:.3f} ± {e:.3f}" for m, e in zip(per_size["mean"], per_size["error"], strict=True)
+            ],
             "expected": per_size["expected"].map("{:.3f}".format),
             "relative variance of sigma²": per_size["variance"].map("{:.3f}".format),
         }
