@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import toy
 
-from twinboot import plots
+from twinboot import cli, plots
+from twinboot.experiments import basins, gaussian, sweeps
 from twinboot.experiments.store import carry_out
 from twinboot.report import write_report
 
@@ -98,6 +99,36 @@ def test_page_in_a_browser(page: Path, width: int, dark: bool) -> None:
         tables = driver.execute_script("return [...document.querySelectorAll('table')].map(t => t.rows.length)")
         assert tables == [4, 4] * 2  # numbers and config, each with a head and three rows
         assert driver.execute_script("return document.documentElement.scrollWidth") <= width  # no sideways scrolling
+        assert driver.get_log("browser") == []
+
+
+@in_browser
+def test_the_report_of_the_real_experiments_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them with hardly any seeds, through the command line."""
+    few: Any = {"sizes": (20, 40), "seeds": 4}
+    monkeypatch.setattr(gaussian, "QUICK", gaussian.Config(**few, replicas=(5,), falling=20))
+    monkeypatch.setattr(basins, "QUICK", basins.Config(size=20, epochs=13, seeds=4))
+    short: Any = {"size": 20, "epochs": 13, "rate_steps": (6, 9), "noises": (0.2,), "rates": (0.1,), "batches": (5,)}
+    monkeypatch.setattr(sweeps, "QUICK", sweeps.Config(**few, **short))
+    assert cli.main(["reproduce", "--quick", "--out", str(tmp_path)]) == 0
+    with browser() as driver:
+        driver.get((tmp_path / "report.html").as_uri())
+        images = driver.execute_script(
+            "return [...document.images].map(i => Math.min(i.naturalWidth, i.naturalHeight))"
+        )
+        assert len(images) == 3
+        assert min(images) > 500
+        sections = driver.execute_script(
+            "return [...document.querySelectorAll('section')].map(s => [s.id, s.querySelectorAll('.numbers').length,"
+            " s.querySelectorAll('.verdict').length, s.querySelectorAll('table.config tbody tr').length])"
+        )
+        fields = {name: len(module.Config.__dataclass_fields__) for name, module in cli.EXPERIMENTS.items()}
+        expected = [["gaussian", 2, 4], ["basins", 1, 3], ["sweeps", 1, 5]]
+        assert sections == [[*row, fields[str(row[0])]] for row in expected]
+        reasons = driver.execute_script(
+            "return [...document.querySelectorAll('.config td:last-child')].map(t => t.innerHTML)"
+        )
+        assert all(reasons)  # every number has its source
         assert driver.get_log("browser") == []
 
 
