@@ -427,3 +427,20 @@ def test_a_model_that_checkpoints_activations_fails_in_the_backward_pass() -> No
     x = torch.randn(5, 4, generator=seeded(0))
     with pytest.raises(RuntimeError, match="self is 3D"):
         sum(y.sum() for y in twins(x, x)).backward()
+
+
+def test_a_buffer_made_in_forward_is_refused() -> None:
+    class Late(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+            self.register_buffer("seen", None)
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.seen = x.mean(0)
+            return self.layer(x)
+
+    twins, x = Twins(Late(), stacked=True), torch.randn(5, 4)
+    twins(x, x)
+    with pytest.raises(RuntimeError, match="buffer 'seen' was made after the twins were"):
+        twins(x, x)

@@ -35,8 +35,8 @@ MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 class Inversion:
     """What was found: the field, and one standard deviation for each of its entries.
 
-    `history` maps "step", "train" (the twins' mean loss), "unseen" (the loss of their mean on measurements that neither
-    saw) and "sigma" (root mean square over the field) to one value per check.
+    `history` maps "step", "train" (the mean loss of the noisy twins before the step), "unseen" (the loss of their mean,
+    after it, on measurements that neither saw) and "sigma" (root mean square over the field) to one value per check.
     """
 
     field: Tensor
@@ -100,8 +100,8 @@ def invert(
         steps: how many steps at most.
         optimizer: a function that makes an optimizer for parameters; by default Adam at 0.01, for a field whose values
             are of the order of 1.
-        decay: the learning rate is multiplied by this each step. Adam can move an entry by no more than
-            rate / (1 - decay) in all.
+        decay: the learning rate is multiplied by this each step. Adam moves an entry by about rate / (1 - decay) at
+            most.
         reset: after which steps the twins are reset; by default `resets.growing(50, 1.5)`.
         mode: how: `"centered"`, `"mean"`, or `"sample"` as in the paper.
         noise: scale of the noise on the field in training, in units of sigma; 0 for none.
@@ -124,14 +124,18 @@ def invert(
         raise ValueError(f'stop must be "unseen" or None, not {stop!r}.')
     if steps < 1 or check < 1:
         raise ValueError(f"steps and check must be at least 1, not {steps} and {check}.")
+    if not (0 < decay <= 1 and noise >= 0):
+        raise ValueError(f"decay must lie in (0, 1] and noise be 0 or more, not {decay} and {noise}.")
     observed = _checked_data(observed)
     run = _stacked(forward, initial, observed, replicas)
     bootstrap = bootstrap or Bootstrap(len(observed), replicas, seed)
     rows = _Rows(observed, bootstrap, replicas)
     if stop and not len(bootstrap.unseen):
-        raise ValueError('every measurement is seen by some twin: there are too few for stop="unseen"; use stop=None.')
+        raise ValueError('every measurement is seen by some twin, so there is none for stop="unseen": use stop=None.')
     due = reset or resets.growing(50, 1.5)
-    twins = Twins(_Field(initial), replicas, groups or Blocks((3,) * initial.ndim), seed)
+    twins = Twins(
+        _Field(initial), replicas, groups or (Blocks((3,) * initial.ndim) if initial.ndim else "tensor"), seed
+    )
     stepper = (optimizer or _adam)(twins.parameters())
     schedule = torch.optim.lr_scheduler.ExponentialLR(stepper, decay)
     best = _Best(twins)
@@ -142,7 +146,7 @@ def invert(
         draw = torch.Generator(initial.device).manual_seed(seeds.derive(seed, "noise", step))
         with twins.sampled(noise, draw):
             found = rows.losses(run(_fields(twins))).sum()
-            _backward(found, step)
+            _backward(found, list(twins.parameters()), step, rows.scale)
         return found.item()
 
     for step in range(1, steps + 1):
@@ -182,6 +186,9 @@ class _Rows:
         weights = weights / weights.mean(1, keepdim=True)
         self.weights = weights.view(replicas, *shape[:axes], *[1] * (len(shape) - axes))
         self.unseen = (bootstrap.counts == 0).all(0).to(observed.device)
+        # The optimizer sees a loss without units: Adam would take the gradients of tiny measurements for zero.
+        seen = observed.square().reshape(len(self.unseen), -1)[~self.unseen]
+        self.scale = seen.mean().item() or 1.0
 
     def losses(self, predicted: Tensor) -> Tensor:
         """For each twin the mean of its weighted squared residuals."""
@@ -190,7 +197,7 @@ class _Rows:
     def unseen_losses(self, predicted: Tensor) -> Tensor:
         """For each measurement that no twin sees its squared residual, a mean where it has axes of its own."""
         squared = (predicted - self.observed).square()
-        return squared.view(len(self.unseen), -1).mean(1)[self.unseen]
+        return squared.reshape(len(self.unseen), -1).mean(1)[self.unseen]
 
 
 class _Best:
@@ -205,7 +212,7 @@ class _Best:
     @torch.no_grad()
     def look(self, step: int, train: float, rows: _Rows, forward: Forward, stop: str | None) -> None:
         field = _fields(self.twins).mean(0)
-        losses = rows.unseen_losses(forward(field))
+        losses = rows.unseen_losses(forward(field.clone()))
         unseen = losses.mean().item() if len(losses) else math.nan
         if len(losses) and not math.isfinite(unseen):
             raise FloatingPointError(f"forward gives values that are not finite for the twins' mean at step {step}.")
@@ -236,24 +243,37 @@ def _sigma(twins: Twins, field: Tensor) -> Tensor:
 
 def _stacked(forward: Forward, initial: Tensor, observed: Tensor, replicas: int) -> Forward:
     """`forward` for a stack of fields: all at once where vmap can do it, else one after another."""
-    if not initial.is_floating_point():
-        raise TypeError(f"initial is {initial.dtype}, but a field needs real floating-point numbers.")
+    if not isinstance(initial, Tensor) or not initial.is_floating_point() or not initial.numel():
+        raise TypeError("initial must be a tensor of real floating-point numbers, with at least one.")
+    start = initial.detach().clone()  # an operator may write into what it is given
     with torch.no_grad():
-        start = initial.detach()
-        once = forward(start)
-        if not isinstance(once, Tensor) or once.shape != observed.shape:
-            shape = tuple(once.shape) if isinstance(once, Tensor) else type(once).__name__
-            raise ValueError(f"forward(initial) has shape {shape}, but observed has {tuple(observed.shape)}.")
-        if not bool(once.isfinite().all()):
-            raise FloatingPointError("forward gives values that are not finite for the initial field.")
-        together = vmap(forward)
-        try:
-            several = together(torch.stack([start] * replicas))
-        except Exception:  # vmap refuses some operators, each in its own way
-            return lambda fields: torch.stack([forward(field) for field in fields])
-    if several.shape != (replicas, *once.shape) or not torch.allclose(several[-1], once, rtol=1e-3, atol=1e-5):
-        return lambda fields: torch.stack([forward(field) for field in fields])
-    return together
+        once = forward(start.clone())
+    if not isinstance(once, Tensor) or once.shape != observed.shape or once.is_complex():
+        given = f"shape {tuple(once.shape)}, {once.dtype}" if isinstance(once, Tensor) else f"a {type(once).__name__}"
+        wanted = f"shape {tuple(observed.shape)}, {observed.dtype}"
+        raise ValueError(f"forward(initial) gives {given}, but observed has {wanted}.")
+    if not bool(once.isfinite().all()):
+        raise FloatingPointError("forward gives values that are not finite for the initial field.")
+
+    def one_by_one(fields: Tensor) -> Tensor:
+        return torch.stack([forward(field.clone()) for field in fields])
+
+    together = vmap(forward)
+    try:  # with gradients, because some operators are only refused there, such as those that checkpoint activations
+        first, second = (_with_gradient(run, start, replicas) for run in (together, one_by_one))
+        same = all(torch.allclose(a, b, 1e-3, 1e-5 * float(b.abs().max())) for a, b in zip(first, second, strict=True))
+    except Exception:  # vmap refuses some operators, each in its own way
+        same = False
+    return together if same else one_by_one
+
+
+def _with_gradient(run: Forward, start: Tensor, replicas: int) -> tuple[Tensor, Tensor]:
+    """What an operator gives for a stack of fields, and the gradient of its sum."""
+    with torch.enable_grad():
+        fields = torch.stack([start] * replicas).requires_grad_()
+        found = run(fields)
+        [gradient] = torch.autograd.grad(found.sum(), fields)
+    return found.detach(), gradient
 
 
 def _checked_data(observed: Tensor) -> Tensor:
@@ -266,16 +286,21 @@ def _checked_data(observed: Tensor) -> Tensor:
     return observed.detach()
 
 
-def _backward(loss: Tensor, step: int) -> None:
-    if not loss.requires_grad:
-        raise ValueError(
-            "what forward gives does not depend on the field by operations that PyTorch can differentiate."
-        )
+def _backward(loss: Tensor, fields: list[nn.Parameter], step: int, scale: float) -> None:
+    """Gradients for the fields alone: the operator may have parameters of its own."""
     if not math.isfinite(loss.item()):
         raise FloatingPointError(
             f"the loss is not finite at step {step}: forward gave NaN or infinity, or the learning rate is too high."
         )
-    loss.backward()
+    found = torch.autograd.grad(loss / scale, fields, allow_unused=True) if loss.requires_grad else [None] * len(fields)
+    for field, gradient in zip(fields, found, strict=True):
+        if gradient is None:
+            raise ValueError(
+                "what forward gives does not depend on the field by operations that PyTorch can differentiate."
+            )
+        if not bool(gradient.isfinite().all()):
+            raise FloatingPointError(f"forward has no finite derivative at the field of step {step}.")
+        field.grad = gradient
 
 
 def _adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

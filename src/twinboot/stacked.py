@@ -33,7 +33,9 @@ class Stacked(Twins):
     Parameters have the model's own names, after `stack.`, and the shape [twins, ...]. An optimizer that treats each
     entry alone (SGD, Adam and its kin, RMSprop) trains them as it would apart; what takes the norm of a whole tensor,
     as clipping does, takes it over all twins. A model that checkpoints activations fails in its backward pass, where it
-    runs again but its weights are back in the stack; what a model keeps in plain attributes, all twins share.
+    runs again but its weights are back in the stack; what a model keeps in plain attributes, all twins share. A model
+    that makes buffers, hooks or layers after the twins were built, that changes its own weights as it runs, or that is
+    called from several threads at once, needs separate twins.
 
     >>> twins = Twins(nn.Linear(3, 1), stacked=True)
     >>> [(name, tuple(p.shape)) for name, p in twins.named_parameters()]
@@ -47,6 +49,7 @@ class Stacked(Twins):
         self.stack = _changed(model, names, lambda t: torch.stack([t] * replicas))
         self._replicas = replicas
         self._stacks = Places(self.stack, names)
+        self._buffer_names = {name for name, _ in self.stack.named_buffers()}
         self._chain = Chain.of(self.stack, self._stacks.read())
         self._kept: _Slices | None = None
         self._noise: list[Tensor] = []  # inside a block that of the block
@@ -71,7 +74,7 @@ class Stacked(Twins):
         noisy = [w + e for w, e in zip(weights, self._noise, strict=True)] if self._noise else weights
         if self._chain is not None and self._chain.takes(inputs):
             return self._chain.run(inputs, noisy)
-        named = dict(zip(self.partition.parameter_shapes, noisy, strict=True)) | dict(self.stack.named_buffers())
+        named = dict(zip(self.partition.parameter_shapes, noisy, strict=True)) | self._buffers_of_twins()
         slices = zip(*(t.unbind() for t in named.values()), strict=True)
         twins = (partial(_call_with, self.stack, dict(zip(named, own, strict=True))) for own in slices)
         return tuple(call(twin, x) for twin, x in zip(twins, inputs, strict=True))
@@ -105,6 +108,14 @@ class Stacked(Twins):
 
     def _weights(self) -> list[list[Tensor]]:
         return self._slices().by_twin
+
+    def _buffers_of_twins(self) -> dict[str, Tensor]:
+        found = dict(self.stack.named_buffers())
+        if new := sorted(found.keys() - self._buffer_names):
+            raise RuntimeError(
+                f"buffer {new[0]!r} was made after the twins were: use Twins(model) without stacked=True."
+            )
+        return found
 
     def _slices(self) -> _Slices:
         weights = self._stacks.read()
