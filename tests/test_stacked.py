@@ -136,11 +136,12 @@ def test_sigma_has_the_names_and_values_of_separate_twins(groups: Any, replicas:
     torch.testing.assert_close(together.sigma, apart.sigma, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("rows", [(5, 8), (1, 6), (7, 7)])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    # One row has no variance to normalise by, so BatchNorm itself refuses it.
+    [(name, rows) for name in MODELS for rows in ((5, 8), (1, 6), (7, 7)) if name != "BatchNorm" or 1 not in rows],
+)
 def test_batches_may_differ_in_size(name: str, rows: tuple[int, int]) -> None:
-    if name == "BatchNorm" and 1 in rows:
-        pytest.skip("one row has no variance")
     model = MODELS[name]()
     inputs = [torch.randn(n, 4, generator=seeded(n)) for n in rows]
     apart, together = Twins(model), stacked(model)

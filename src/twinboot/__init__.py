@@ -4,7 +4,8 @@ from . import resets
 from .bootstrap import Bootstrap
 from .estimate import Estimate
 from .groups import Blocks
-from .invert import Inversion, invert
+from .inversion import Inversion
+from .invert import invert
 from .loader import PairedLoader
 from .prediction import Prediction
 from .twins import Twins

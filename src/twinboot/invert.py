@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
-from statistics import NormalDist
 from typing import Literal
 
 import torch
@@ -24,48 +22,10 @@ from torch.func import vmap
 from . import resets, seeds
 from .bootstrap import Bootstrap
 from .groups import Blocks, Grouping
-from .prediction import Moments, Prediction, combine
+from .inversion import Forward, Inversion
 from .twins import RESET_MODES, Twins
 
-Forward = Callable[[Tensor], Tensor]
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-
-
-@dataclass(frozen=True)
-class Inversion:
-    """What was found: the field, and one standard deviation for each of its entries.
-
-    `history` maps "step", "train" (the mean loss of the noisy twins before the step), "unseen" (the loss of their mean,
-    after it, on measurements that neither saw) and "sigma" (root mean square over the field) to one value per check.
-    """
-
-    field: Tensor
-    sigma: Tensor
-    best_step: int
-    history: dict[str, list[float]]
-    bootstrap: Bootstrap
-    seed: int = 0
-
-    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """The central interval of each entry, under a normal distribution."""
-        if not 0 < level < 1:
-            raise ValueError(f"level must lie between 0 and 1, such as 0.95, not {level!r}.")
-        half = NormalDist().inv_cdf(0.5 + level / 2) * self.sigma
-        return self.field - half, self.field + half
-
-    def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
-        """Fields [samples, ...] from N(field, sigma^2)."""
-        generator = generator or torch.Generator(self.field.device).manual_seed(seeds.derive(self.seed, "fields"))
-        drawn = torch.empty(samples, *self.field.shape, dtype=self.field.dtype, device=self.field.device)
-        return self.field + self.sigma * drawn.normal_(generator=generator)
-
-    @torch.no_grad()
-    def predict(self, operator: Forward, samples: int = 32) -> Prediction:
-        """What an operator would measure of the field: mean and spread over fields from N(field, sigma^2)."""
-        moments = Moments("regression")
-        for field in self.sample(samples) if samples else [self.field]:
-            moments.add(operator(field)[None])
-        return combine([moments])
 
 
 def invert(

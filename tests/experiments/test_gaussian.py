@@ -6,7 +6,7 @@ import torch
 from matplotlib.figure import Figure
 
 from twinboot import Bootstrap
-from twinboot.experiments import gaussian
+from twinboot.experiments import gaussian, gaussian_run
 
 SMALL = gaussian.Config(sizes=(20, 100), seeds=600, replicas=(10, 20), falling=250)
 
@@ -35,13 +35,13 @@ def test_defaults_are_those_of_appendix_a2() -> None:
 def test_closed_form_settles_where_the_docstring_says() -> None:
     config = gaussian.Config(constant=500, falling=5000)
     tau2, a = config.variance / 100 * 0.99, 2 * config.rate
-    found = gaussian.expected(config, 100)
+    found = gaussian_run.expected(config, 100)
     assert found["twins, constant rate"] == pytest.approx(tau2 * (2 - a) / (2 - 2 * a), rel=1e-6)
     assert found["twins"] == pytest.approx(tau2, rel=0.005)
 
 
 def test_estimates_have_the_mean_of_the_closed_form(tables: dict[str, pd.DataFrame]) -> None:
-    found = gaussian.summary(SMALL, tables["estimates"])
+    found = gaussian_run.summary(SMALL, tables["estimates"])
     assert len(found) == 2 * 5
     assert ((found["mean"] - found["expected"]).abs() < 4 * found["error"]).all()
 
@@ -49,7 +49,7 @@ def test_estimates_have_the_mean_of_the_closed_form(tables: dict[str, pd.DataFra
 def test_estimates_have_the_variance_of_theory(tables: dict[str, pd.DataFrame]) -> None:
     """sigma^2 over (B - 1) D degrees of freedom is nearly chi-squared, so its sample variance over n data sets has the
     relative variance (2 + 12 / degrees) / n."""
-    found = gaussian.summary(SMALL, tables["estimates"]).dropna()
+    found = gaussian_run.summary(SMALL, tables["estimates"]).dropna()
     assert set(found["trainings"]) == {2, 10, 20}
     width = ((2 + 12 / (2 * (found["trainings"] - 1))) / SMALL.seeds).pow(0.5)
     assert ((found["variance"] / found["theory"] - 1).abs() < 4 * width).all()
@@ -83,7 +83,7 @@ def test_relative_variance_over_data_sets_is_the_closed_form() -> None:
     found = estimate.var() / estimate.mean() ** 2
     kurtosis = (estimate - estimate.mean()).pow(4).mean() / estimate.var() ** 2
     error = found * math.sqrt((kurtosis - 1) / len(estimate))
-    assert abs(found - gaussian.relative_variance(5, 20)) < 4 * error
+    assert abs(found - gaussian_run.relative_variance(5, 20)) < 4 * error
     assert abs(found - 2 / (2 * 4)) > 10 * error
 
 

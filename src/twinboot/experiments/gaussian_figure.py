@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 
 from .. import plots
 from .experiment import Tables
-from .gaussian import Config, pooled, relative_variance, summary
+from .gaussian_run import Config, pooled, relative_variance, summary
 
 
-def draw(config: Config, tables: Tables) -> Figure:
+def figure(config: Config, tables: Tables) -> Figure:
     """One run, the estimates against the truth, their bias, and their spread against their cost."""
     drawn = Figure(figsize=(12.5, 10.5), layout="constrained")
     axes = drawn.subplots(2, 2)
