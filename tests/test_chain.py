@@ -66,3 +66,14 @@ def test_each_model_of_the_stack_runs_on_its_own_input() -> None:
     assert chain is not None
     weights = [torch.stack(same) for same in zip(*(m.parameters() for m in models), strict=True)]
     torch.testing.assert_close(chain.run(inputs, weights), tuple(m(x) for m, x in zip(models, inputs, strict=True)))
+
+
+def test_frozen_weights_and_biases_run_as_they_are() -> None:
+    from twinboot import Twins
+
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, 2))
+    for frozen in (model[0].bias, model[2].weight, model[2].bias):
+        frozen.requires_grad_(False)
+    x = torch.randn(5, 4)
+    for output in Twins(model, stacked=True)(x, x):
+        torch.testing.assert_close(output, model(x))

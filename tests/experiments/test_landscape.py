@@ -1,6 +1,7 @@
 import math
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 import torch
 from torch.func import grad, hessian
@@ -17,6 +18,7 @@ from twinboot.experiments.landscape import (
     paper_line,
     potential,
     resampled,
+    rms,
     steps,
     train,
 )
@@ -150,3 +152,14 @@ def test_epochs_count_from_one_and_starts_lie_near_the_wells() -> None:
 def test_settings_that_make_no_sense_are_refused(field: str) -> None:
     with pytest.raises(ValueError, match=field):
         Setting(**{field: 0})
+
+
+def test_exact_line_has_what_a_bootstrap_of_few_data_misses() -> None:
+    few, many = exact_line(Setting(size=2)) ** 2 * 2, exact_line(Setting(size=10**6)) ** 2 * 10**6
+    assert few == pytest.approx(many / 2, rel=1e-5)
+
+
+def test_rms_and_its_error_by_hand() -> None:
+    root, error = rms(pd.Series([1.0, 2.0, 3.0]))
+    assert root == pytest.approx(math.sqrt(14 / 3))
+    assert error == pytest.approx(math.sqrt(49 / 3 / 3) / 2 / root)  # squares 1, 4, 9: their variance is 49 / 3
