@@ -17,6 +17,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from .atomic import replacing
+
 FORMAT = "twinboot.estimate"
 VERSION = 1
 
@@ -42,12 +44,8 @@ def write(
         "partition": json.dumps(dict(description)),
         "aliases": json.dumps(aliases),
     }
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
+    with replacing(path) as partial:
         save_file(kept, partial, metadata=header)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Tensor], Tensor]:

@@ -15,6 +15,8 @@ try:
 except ImportError as error:
     raise ImportError("figures need matplotlib: pip install 'twinboot[plots]'.") from error
 
+from .atomic import replacing
+
 # Twin 1, twin 2, and what is true: told apart by people with any kind of colour vision, on white and on black.
 TWINS = ("#3b82c4", "#e08a3c")
 TRUTH = "#d6336c"
@@ -62,9 +64,7 @@ def circle(axes: Axes, center: tuple[float, float], radius: float, **style: obje
 def save(draw: Callable[[], Figure], directory: Path) -> Path:
     """Write the picture for light pages and for dark ones; gives the path of the first."""
     for name, dark in zip(FILES, (False, True), strict=True):
-        with theme(dark):
+        with theme(dark), replacing(directory / name) as partial:
             # Without the version of matplotlib in it, the same picture is the same file.
-            unfinished = directory / f".{name}"
-            draw().savefig(unfinished, format="png", dpi=120, metadata={"Software": None})
-            unfinished.replace(directory / name)
+            draw().savefig(partial, format="png", dpi=120, metadata={"Software": None})
     return directory / FILES[0]

@@ -19,6 +19,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, select_autoescape
 
 from . import __version__, plots
+from .atomic import replacing
 from .experiments.experiment import Experiment, command
 from .experiments.store import Run
 
@@ -38,9 +39,8 @@ def write_report(runs: Sequence[tuple[Run, Path]], experiments: Mapping[str, Exp
         "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     }
     for name in ("report.md", "report.html"):
-        unfinished = directory / f".{name}"
-        unfinished.write_text(pages.get_template(name).render(content), encoding="utf-8")
-        unfinished.replace(directory / name)
+        with replacing(directory / name) as partial:
+            partial.write_text(pages.get_template(name).render(content), encoding="utf-8")
     return directory / "report.html"
 
 

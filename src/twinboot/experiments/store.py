@@ -31,6 +31,7 @@ import pandas as pd
 import torch
 
 from .. import __version__
+from ..atomic import replacing
 from .experiment import Experiment, Part, Tick, command
 
 if sys.platform != "win32":
@@ -238,9 +239,8 @@ def _read(directory: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, about: dict[str, Any]) -> None:
-    unfinished = path.with_name(f".{path.name}")
-    unfinished.write_text(json.dumps(about, indent=2) + "\n")
-    unfinished.replace(path)
+    with replacing(path) as partial:
+        partial.write_text(json.dumps(about, indent=2) + "\n")
 
 
 def _plain(config: Any) -> Any:

@@ -1,0 +1,39 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from twinboot.atomic import replacing
+
+
+def test_the_file_is_the_old_one_until_the_block_ends(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with replacing(path) as partial:
+        partial.write_text("new")
+        assert path.read_text() == "old"
+        assert partial.parent == path.parent  # a rename across file systems would not be one step
+        assert partial.name.startswith(".")
+    assert path.read_text() == "new"
+    assert os.listdir(tmp_path) == ["a.txt"]
+
+
+@pytest.mark.parametrize("old", [None, "old"])
+def test_an_exception_leaves_what_was_there_and_nothing_else(tmp_path: Path, old: str | None) -> None:
+    path = tmp_path / "a.txt"
+    if old is not None:
+        path.write_text(old)
+
+    def fail() -> None:
+        with replacing(path) as partial:
+            partial.write_text("half of")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert [file.read_text() for file in tmp_path.iterdir()] == ([] if old is None else [old])
+
+
+def test_a_folder_that_is_not_there_is_told_by_the_write(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere"), replacing(tmp_path / "nowhere" / "a.txt") as partial:
+        partial.write_text("new")
