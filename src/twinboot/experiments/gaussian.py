@@ -11,7 +11,7 @@ import pandas as pd
 
 from .experiment import Status, Tables, Verdict, agrees, overall
 from .gaussian_figure import figure
-from .gaussian_run import QUICK, WEIGHTS, Config, parts, pooled, summary
+from .gaussian_run import QUICK, WEIGHTS, Config, parts, pooled, summary, tau_squared
 
 __all__ = ["CAPTION", "QUESTION", "QUICK", "TITLE", "Config", "figure", "numbers", "parts", "verdicts"]
 
@@ -46,7 +46,7 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
             "M": per_size["size"],
             "true sigma": [f"{math.sqrt(config.variance / size):.3f}" for size in per_size["size"]],
             "rms of twins' sigma": [
-                f"{math.sqrt(config.variance / size * (size - 1) / size * mean):.3f}"
+                f"{math.sqrt(tau_squared(config, size) * mean):.3f}"
                 for size, mean in zip(per_size["size"], per_size["mean"], strict=True)
             ],
             "sigma² / bootstrap's": [

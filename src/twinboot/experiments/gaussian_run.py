@@ -187,9 +187,14 @@ def _rates(config: Config) -> list[float]:
     return [config.rate] * config.constant + falling
 
 
+def tau_squared(config: Config, size: int) -> float:
+    """What a bootstrap of so many data says about the variance of their mean."""
+    return config.variance / size * (size - 1) / size
+
+
 def expected(config: Config, size: int) -> dict[str, float]:
     """E[sigma^2] of each estimator by the closed forms at the top of this file."""
-    tau2 = config.variance / size * (size - 1) / size
+    tau2 = tau_squared(config, size)
     names = {step: name for name, step in config.stages.items()}
     u, c, found = 0.0, 0.0, {}
     for step, rate in enumerate(_rates(config), start=1):
@@ -212,9 +217,8 @@ def summary(config: Config, estimates: pd.DataFrame) -> pd.DataFrame:
     error and its relative variance, and what theory says of each."""
     rows = []
     for (size, name), group in estimates.groupby(["size", "estimator"], sort=False):
-        truth = config.variance / size * (size - 1) / size
-        ratio = group["sigma2"] / truth
-        shares = expected(config, size)
+        tau2 = tau_squared(config, size)
+        ratio = group["sigma2"] / tau2
         trainings = int(name.split()[1]) if name.startswith("bootstrap") else 2
         settled = name == "twins" or name.startswith("bootstrap")
         rows.append(
@@ -224,7 +228,7 @@ def summary(config: Config, estimates: pd.DataFrame) -> pd.DataFrame:
                 "trainings": trainings,
                 "mean": ratio.mean(),
                 "error": ratio.std() / math.sqrt(len(ratio)),
-                "expected": shares[name] / truth,
+                "expected": expected(config, size)[name] / tau2,
                 "variance": ratio.var() / ratio.mean() ** 2,
                 "theory": relative_variance(trainings, size) if settled else math.nan,
             }
