@@ -1,11 +1,12 @@
 import math
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 import toy
 
-from twinboot.experiments.experiment import agrees, command, one_thread, overall, refuse_repeated
+from twinboot.experiments.experiment import agrees, command, one_thread, overall, plus_minus, refuse_repeated
 
 
 def test_agreement_is_a_margin_or_three_errors_and_none_without_precision() -> None:
@@ -30,6 +31,10 @@ def test_agreement_is_a_margin_or_three_errors_and_none_without_precision() -> N
 )
 def test_several_answers_make_one_status(answers: list[Any], status: str) -> None:
     assert overall(answers) == status
+
+
+def test_numbers_stand_with_their_errors() -> None:
+    assert plus_minus(pd.Series([1.25, 20.0]), pd.Series([0.004, 0.5]), 2) == ["1.25 ± 0.00", "20.00 ± 0.50"]
 
 
 def test_command_gives_the_config_again() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from .. import plots
-from .experiment import Part, Tables, Tick, Verdict, agrees, overall
+from .experiment import Part, Tables, Tick, Verdict, agrees, overall, plus_minus
 from .landscape import WELLS, Mode, Setting, Trained, checked_start, exact_line, mean_landscape, rms, steps, train
 
 TITLE = "Two wells: one basin kept or lost"
@@ -137,9 +137,7 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
             "reset": [MODES[reset] for reset in found.index],
             "twins in different wells": [_share(*row) for row in found[["apart", "apart_error"]].to_numpy()],
             "a twin in neither": found["lost"].map("{:.1%}".format).to_list(),
-            "rms sigma, same well": [
-                f"{s:.4f} ± {e:.4f}" for s, e in zip(found["sigma"], found["sigma_error"], strict=True)
-            ],
+            "rms sigma, same well": plus_minus(found["sigma"], found["sigma_error"], 4),
             "median sigma, same well": found["sigma_median"].map("{:.4f}".format).to_list(),
             "rms sigma, different wells": found["sigma_apart"]
             .map(lambda s: "" if math.isnan(s) else f"{s:.3f}")

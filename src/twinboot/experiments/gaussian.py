@@ -9,7 +9,7 @@ import math
 
 import pandas as pd
 
-from .experiment import Status, Tables, Verdict, agrees, overall
+from .experiment import Status, Tables, Verdict, agrees, overall, plus_minus
 from .gaussian_figure import figure
 from .gaussian_run import QUICK, WEIGHTS, Config, parts, pooled, summary, tau_squared
 
@@ -32,7 +32,7 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
         {
             "estimator": found["estimator"],
             "trainings": found["trainings"],
-            "sigma² / bootstrap's": [f"{m:.3f} ± {e:.3f}" for m, e in zip(found["mean"], found["error"], strict=True)],
+            "sigma² / bootstrap's": plus_minus(found["mean"], found["error"], 3),
             "expected": found["expected"].map("{:.3f}".format),
             "relative variance of sigma²": found["variance"].map("{:.4f}".format),
             "theory": found["theory"].map(lambda v: "" if math.isnan(v) else f"{v:.4f}"),
@@ -49,9 +49,7 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
                 f"{math.sqrt(tau_squared(config, size) * mean):.3f}"
                 for size, mean in zip(per_size["size"], per_size["mean"], strict=True)
             ],
-            "sigma² / bootstrap's": [
-                f"{m:.3f} ± {e:.3f}" for m, e in zip(per_size["mean"], per_size["error"], strict=True)
-            ],
+            "sigma² / bootstrap's": plus_minus(per_size["mean"], per_size["error"], 3),
             "expected": per_size["expected"].map("{:.3f}".format),
             "relative variance of sigma²": per_size["variance"].map("{:.3f}".format),
         }

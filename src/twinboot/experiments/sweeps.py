@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from .. import plots
 from ..seeds import derive
-from .experiment import Part, Status, Tables, Tick, Verdict, agrees, overall, refuse_repeated
+from .experiment import Part, Status, Tables, Tick, Verdict, agrees, overall, plus_minus, refuse_repeated
 from .landscape import Datum, Mode, Setting, checked_start, exact_line, paper_line, rms, steps, train
 
 TITLE = "Two wells: what sigma depends on"
@@ -154,7 +154,7 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
     shown = pd.DataFrame(
         {
             "setting": [f"{name} = {value}" for name, value in zip(found["sweep"], found["value"], strict=True)],
-            "rms sigma": [f"{r:.5f} ± {e:.5f}" for r, e in zip(found["rms"], found["error"], strict=True)],
+            "rms sigma": plus_minus(found["rms"], found["error"], 5),
             "exact": found["exact"].map("{:.5f}".format),
             "rms / exact": (found["rms"] / found["exact"]).map("{:.3f}".format),
             "in standard errors": found["z"].map("{:+.1f}".format),
@@ -163,7 +163,7 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
                 f"{row.ratio:.3f} ± {row.ratio_error:.3f}" if row.sweep in ("rate", "batch") else ""
                 for row in found.itertuples()
             ],
-            "mean ± std over seeds": [f"{m:.4f} ± {s:.4f}" for m, s in zip(found["mean"], found["std"], strict=True)],
+            "mean ± std over seeds": plus_minus(found["mean"], found["std"], 4),
             "not in one well": found["apart"].map("{:.0%}".format),
         }
     )
