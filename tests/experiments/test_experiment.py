@@ -33,6 +33,11 @@ def test_several_answers_make_one_status(answers: list[Any], status: str) -> Non
     assert overall(answers) == status
 
 
+def test_the_share_that_makes_partly_may_be_chosen() -> None:
+    assert overall([True, False, False], partly=1 / 3) == "partly"
+    assert overall([False, False, False], partly=1 / 3) == "not held"
+
+
 def test_numbers_stand_with_their_errors() -> None:
     assert plus_minus(pd.Series([1.25, 20.0]), pd.Series([0.004, 0.5]), 2) == ["1.25 ± 0.00", "20.00 ± 0.50"]
 

@@ -48,12 +48,12 @@ def agrees(value: float, error: float, expected: float = 1.0, margin: float = 0.
     return False if off > max(margin * abs(expected), 5 * error) else None
 
 
-def overall(answers: Iterable[bool | None]) -> Status:
-    """One status for several answers of `agrees`."""
+def overall(answers: Iterable[bool | None], partly: float = 1 / 2) -> Status:
+    """One status for several answers of `agrees`; "partly" if at least that share of them is yes."""
     found = list(answers)
     if None in found:
         return "undecided"
-    return "held" if all(found) else "partly" if sum(map(bool, found)) >= len(found) / 2 else "not held"
+    return "held" if all(found) else "partly" if sum(map(bool, found)) >= partly * len(found) else "not held"
 
 
 def plus_minus(values: pd.Series, errors: pd.Series, digits: int) -> list[str]:
