@@ -1,7 +1,11 @@
 import json
 import os
+import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -10,6 +14,8 @@ import torch
 import toy
 
 import twinboot
+from twinboot.experiments import store
+from twinboot.experiments.experiment import Part
 from twinboot.experiments.store import RunError, UnfinishedError, carry_out, load
 
 TOYS: dict[str, Any] = {"toy": toy}
@@ -92,7 +98,7 @@ def test_another_config_in_the_same_place_is_refused(tmp_path: Path) -> None:
     carry_out("toy", toy, toy.Config(), tmp_path)
     with pytest.raises(RunError, match=r"scale 1.0, not 3.0: choose another"):
         carry_out("toy", toy, toy.Config(scale=3.0), tmp_path)
-    with pytest.raises(RunError, match="holds a run of 'toy'"):
+    with pytest.raises(RunError, match="holds a run of 'toy': choose another"):
         carry_out("other", toy, toy.Config(), tmp_path)
 
 
@@ -178,3 +184,50 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="can't write to"):
         carry_out("toy", toy, toy.Config(), tmp_path / "file" / "toy")
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_text_in_a_table_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what looks like a number or like nothing, in a part of its own."""
+    words = ["1.10", "NA", "", "007"]
+    frames = [pd.DataFrame({"part": [i], "word": [word]}) for i, word in enumerate(words)]
+    parts = [Part(f"part-{i}", 1, lambda tick, t=t: {"words": t}) for i, t in enumerate(frames)]  # type: ignore[misc]
+    monkeypatch.setattr(toy, "parts", lambda config: parts)
+    carry_out("toy", toy, toy.Config(), tmp_path)
+    assert (tmp_path / "words.csv").read_text() == "part,word\n0,1.10\n1,NA\n2,\n3,007\n"
+
+
+def test_the_time_of_a_run_is_that_of_its_parts_also_from_before_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 1.0, 10.0, 100.0, 102.0, 200.0, 204.0])  # part-1 is begun, at 10, and stopped
+    monkeypatch.setattr(store, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    stop_at("part-1", monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        carry_out("toy", toy, toy.Config(), tmp_path)
+    monkeypatch.setattr(toy, "before", lambda part: None)
+    assert carry_out("toy", toy, toy.Config(), tmp_path).about["seconds"] == 1 + 2 + 4
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="needs git")
+def test_the_revision_is_that_of_the_checkout_the_source_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)  # a hook of git, for one, would send it to another checkout
+    source, other = tmp_path / "store.py", tmp_path / "other.py"
+    source.write_text("")
+    other.write_text("")
+    monkeypatch.setattr(store, "__file__", str(source))
+    assert store._revision() is None  # no checkout
+    person = ["-c", "user.name=a", "-c", "user.email=a@b.invalid", "-c", "commit.gpgsign=false"]
+    for words in (["init", "-q"], ["add", "store.py"], [*person, "commit", "-q", "-m", "a"]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    clean = store._revision()
+    assert re.fullmatch("[0-9a-f]{12,}", str(clean))
+    source.write_text("changed = True")
+    assert store._revision() == f"{clean}-dirty"
+    monkeypatch.setattr(store, "__file__", str(other))
+    assert store._revision() is None  # a file that this checkout does not track
+
+
+def test_the_revision_is_unknown_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert store._revision() is None
