@@ -67,3 +67,19 @@ def test_resets_that_do_nothing_are_not_held(tables: dict[str, pd.DataFrame]) ->
     none = runs[runs["reset"] == "none"]
     same = pd.concat([none.assign(reset=reset) for reset in ("none", "mean", "sample", "centered")])
     assert basins.verdicts(SMALL, tables | {"runs": same})[1].status == "not held"
+
+
+def test_a_twin_in_neither_well_counts_as_lost_and_not_as_apart() -> None:
+    wells = [("left", "left", 0.1), ("left", "right", 2.0), ("left", "neither", 5.0), ("neither", "neither", 7.0)]
+    runs = pd.DataFrame(wells, columns=["well_1", "well_2", "sigma"]).assign(reset="none")
+    found = basins.summary(runs).loc["none"]
+    assert (found["apart"], found["lost"]) == (0.25, 0.5)
+    assert (found["sigma"], found["sigma_apart"], found["sigma_median"]) == pytest.approx((0.1, 2.0, 0.1))
+
+
+@pytest.mark.parametrize(("apart", "error"), [(0, 1.5 / 100), (100, 1.5 / 100), (1, 1.5 / 100), (50, 0.05)])
+def test_the_error_of_a_share_is_binomial_and_at_the_rim_that_of_three_runs_in_all(apart: int, error: float) -> None:
+    """Two errors are then 3 of the 100 runs, which chance may have kept away."""
+    other = ["right"] * apart + ["left"] * (100 - apart)
+    runs = pd.DataFrame({"reset": "none", "well_1": "left", "well_2": other, "sigma": 0.1})
+    assert basins.summary(runs).loc["none", "apart_error"] == pytest.approx(error)

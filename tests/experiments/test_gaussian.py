@@ -129,3 +129,40 @@ def test_figure_and_numbers(tables: dict[str, pd.DataFrame]) -> None:
 def test_configs_that_make_no_sense_are_refused(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         gaussian.Config(**wrong)
+
+
+def two_valued(config: gaussian.Config, low: float, high: float) -> pd.DataFrame:
+    """Estimates of the twins at each stage, half of them `low` and half `high` in units of tau^2."""
+    rows = [
+        (size, seed, stage, gaussian_run.tau_squared(config, size) * (high if seed % 2 else low))
+        for stage in config.stages
+        for size in config.sizes
+        for seed in range(config.seeds)
+    ]
+    return pd.DataFrame(rows, columns=["size", "seed", "estimator", "sigma2"])
+
+
+FIFTY = gaussian.Config(sizes=(20, 100), seeds=50, replicas=(), falling=250)
+
+
+def test_the_mean_over_sizes_has_the_error_of_a_mean_of_independent_means() -> None:
+    """n values 1 ± s have the variance s^2 n / (n - 1), so the mean over two sizes has the error s / sqrt(2 n - 2)."""
+    found = gaussian_run.pooled(FIFTY, two_valued(FIFTY, 0.5, 1.5))
+    assert found["mean"].tolist() == pytest.approx([1.0] * 3)
+    assert found["error"].tolist() == pytest.approx([0.5 / math.sqrt(98)] * 3)
+
+
+def test_sigma_has_half_the_relative_error_of_its_square(tables: dict[str, pd.DataFrame]) -> None:
+    """Here sigma^2 is 1.21 ± 0.05 and sigma 1.1 ± 0.025: four errors off, but two if its error were that of sigma^2."""
+    estimates = two_valued(FIFTY, 0.71, 1.71)
+    assert gaussian_run.pooled(FIFTY, estimates)["error"].tolist() == pytest.approx([0.0505] * 3, rel=1e-3)
+    assert gaussian.verdicts(FIFTY, tables | {"estimates": estimates})[1].status == "not held"
+
+
+@pytest.mark.parametrize(("ratio", "status"), [(1.4, "held"), (1.6, "partly")])
+def test_two_samples_do_if_the_middle_half_of_sigma_is_within_a_factor_of_one_and_a_half(
+    tables: dict[str, pd.DataFrame], ratio: float, status: str
+) -> None:
+    low = 2 / (1 + ratio**2)  # so that the mean is 1
+    estimates = two_valued(FIFTY, low, low * ratio**2)
+    assert gaussian.verdicts(FIFTY, tables | {"estimates": estimates})[3].status == status

@@ -163,3 +163,13 @@ def test_rms_and_its_error_by_hand() -> None:
     root, error = rms(pd.Series([1.0, 2.0, 3.0]))
     assert root == pytest.approx(math.sqrt(14 / 3))
     assert error == pytest.approx(math.sqrt(49 / 3 / 3) / 2 / root)  # squares 1, 4, 9: their variance is 49 / 3
+
+
+def test_samples_are_in_random_order() -> None:
+    """The first half of a sample has the mean of all data, 9.5, with the variance (20^2 - 1) / 12 of each of its draws;
+    were the sample sorted, it would be near 5."""
+    runs = 300
+    data = torch.arange(20.0).view(20, 1, 1).expand(20, runs, 1)
+    for sample in resampled(data, seed=5):
+        half = sample[:10].mean().item()
+        assert abs(half - 9.5) < 4 * math.sqrt(399 / 12 / (10 * runs))

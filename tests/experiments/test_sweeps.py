@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -100,3 +101,30 @@ def test_wrong_points_are_refused_before_any_work() -> None:
         sweeps.Config(rates=())
     with pytest.raises(ValueError, match="no two wells"):
         sweeps.parts(sweeps.Config(noises=(1.5,)))
+
+
+def test_the_ratio_to_the_base_setting_and_its_error_by_hand() -> None:
+    """Squares 5, 11 on 1, 3: the ratio of the means is 4, its residuals are 1 and -1, so its standard error is
+    sqrt(2) / 2 / sqrt(2) = 1/2; the root is 2, and its error 1/2 / (2 * 2)."""
+    config = sweeps.Config(seeds=2, sizes=(50,), noises=(0.2,), rates=(0.2,), batches=(5,))
+    squares = {part.name: (5.0, 11.0) if part.name == "rate-0.2" else (1.0, 3.0) for part in sweeps.parts(config)}
+    rows = [(name, math.sqrt(square), True) for name, both in squares.items() for square in both]
+    found = sweeps.summary(config, pd.DataFrame(rows, columns=["point", "sigma", "one_well"])).set_index("sweep")
+    assert found.loc["rate", ["ratio", "ratio_error"]].tolist() == pytest.approx([2.0, 1 / 8])
+    assert found.loc["batch", ["ratio", "ratio_error"]].tolist() == pytest.approx([1.0, 0.0])
+
+
+@pytest.mark.parametrize(("noise", "bends"), [(0.3, False), (0.33, True)])
+def test_the_bend_of_the_exact_line_is_told_from_a_tenth_on(noise: float, bends: bool) -> None:
+    config = sweeps.Config(seeds=100, sizes=(50,), noises=(noise,), rates=(0.2,), batches=(5,))
+    point = next(setting for name, setting in sweeps.points(config) if name == "noise")
+    little = replace(point, noise=0.003)
+    assert (sweeps.exact_line(point) / sweeps.exact_line(little) > 1.1 * noise / 0.003) == bends
+    names = [part.name for part in sweeps.parts(config)]
+    far_off = pd.DataFrame(
+        {"point": name, "sigma": 1.0 + i / 1000, "one_well": True} for name in names for i in range(100)
+    )
+    size, told, *_ = sweeps.verdicts(config, {"sigma": far_off})
+    assert (size.status, told.status) == ("not held", "not held")
+    assert ("smear the wells" in told.evidence) == bends
+    assert "smear the wells" not in size.evidence  # which is off too, but its line is straight
