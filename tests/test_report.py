@@ -13,8 +13,9 @@ import toy
 
 from twinboot import cli, plots
 from twinboot.experiments import basins, gaussian, sweeps
-from twinboot.experiments.store import carry_out
-from twinboot.report import write_report
+from twinboot.experiments.experiment import Verdict
+from twinboot.experiments.store import carry_out, load
+from twinboot.report import _reasons, write_report
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
@@ -153,3 +154,23 @@ def test_words_of_the_page_are_there_as_markdown_too(page: Path) -> None:
     text = page.with_suffix(".md").read_text()
     assert "- **Not held.** It is useful. (nowhere)" in text
     assert "| part | value |\n|---|---|\n| 0.0 | 0.0 |" in text
+
+
+def test_a_config_says_its_own_reason_where_it_changes_a_setting() -> None:
+    general, own = _reasons(basins.Setting), _reasons(basins.Config)
+    assert general["size"].endswith("as many as in Figure 1.")
+    assert own["size"].endswith("few, so that sigma can be seen in the picture.")
+    assert own["noise"] == general["noise"]
+    assert set(own) == set(basins.Config.__dataclass_fields__)
+
+
+def test_undecided_claims_are_counted_only_if_there_are_any(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = page.with_suffix(".md")
+    assert "2 held, 0 partly, 2 not held. Claims" in words.read_text()
+    verdict = Verdict("It lasts.", "nowhere", "undecided", "Too few runs.")
+    monkeypatch.setattr(toy, "verdicts", lambda config, tables: [verdict])
+    run = load(tmp_path / "first", {"first": toy})
+    write_report([(run, tmp_path / "first")], {"first": toy}, tmp_path)
+    assert "0 held, 0 partly, 0 not held, 1 undecided. Claims" in words.read_text()
