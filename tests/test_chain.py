@@ -50,6 +50,7 @@ def test_what_mixes_entries_or_does_more_than_its_class_is_no_chain(model: nn.Mo
         (nn.Sequential(nn.Flatten(), mlp()), [torch.zeros(2, 2, 2), torch.zeros(2, 2, 2)], True),
         (nn.Sequential(nn.Flatten(), mlp()), [torch.zeros(2, 2, 2), torch.zeros(2, 1, 4)], False),
         (mlp(), [torch.zeros(4), torch.zeros(4)], False),
+        (mlp(), [torch.zeros(2, 4), torch.zeros(2, 4, dtype=torch.float64)], False),
         (mlp(), [(torch.zeros(2, 4),), torch.zeros(2, 4)], False),
     ],
 )

@@ -1,5 +1,6 @@
 import copy
 import io
+import pickle
 from typing import Any
 
 import pytest
@@ -324,9 +325,11 @@ def test_any_float_dtype(dtype: torch.dtype) -> None:
     assert outputs[0].dtype == dtype
 
 
-def test_deepcopy_gives_independent_twins_with_the_same_future() -> None:
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda twins: pickle.loads(pickle.dumps(twins))])
+def test_copies_and_pickles_are_independent_twins_with_the_same_future(copied: Any) -> None:
     twins = trained()
-    again = copy.deepcopy(twins)
+    again = copied(twins)
+    assert again._kept is None  # views of the weights of then, and room for noise: made anew where they are
     before = snapshot(twins)
     for t in (again, twins):
         train_together(t, pairs(), torch.optim.Adam(t.parameters(), 1e-2))
