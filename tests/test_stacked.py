@@ -405,10 +405,23 @@ def test_a_subclass_of_twins_cannot_be_stacked() -> None:
     class Mine(Twins):
         pass
 
+    class Passing(Twins):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__(model, stacked=True)
+
     with pytest.raises(TypeError, match="stacked=True makes twins of a class of its own, so Mine cannot have it"):
         Mine(mlp(), stacked=True)
+    with pytest.raises(TypeError, match="stacked=True makes twins of a class of its own, so Passing cannot have it"):
+        Passing(mlp())
     assert type(Mine(mlp())) is Mine
     assert type(Twins(mlp(), stacked=False)) is Twins
+
+
+@pytest.mark.parametrize("options", [{}, {"stacked": False}])
+def test_the_class_of_stacked_twins_makes_no_other_kind(options: Any) -> None:
+    with pytest.raises(TypeError, match=r"so Stacked cannot have it: call Twins\(model, stacked=False\)"):
+        Stacked(mlp(), **options)
+    assert type(Stacked(mlp(), stacked=True)) is Stacked
 
 
 def test_weights_that_are_not_finite_stop_the_run() -> None:

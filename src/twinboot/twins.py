@@ -67,12 +67,10 @@ class Twins(nn.Module):
     stacked = False
 
     def __new__(cls, *args: Any, stacked: bool = False, **kwargs: Any) -> Self:
-        if stacked and not cls.stacked:
+        if stacked and cls is Twins:
             from .stacked import Stacked  # which builds on this class
 
-            if cls is not Twins:
-                raise TypeError(f"stacked=True makes twins of a class of its own, so {cls.__name__} cannot have it.")
-            return Stacked.__new__(Stacked)  # type: ignore[return-value]
+            return super().__new__(Stacked)  # type: ignore[return-value]
         return super().__new__(cls)
 
     def __init__(
@@ -85,6 +83,11 @@ class Twins(nn.Module):
         stacked: bool = False,
     ) -> None:
         super().__init__()
+        if bool(stacked) != self.stacked:
+            raise TypeError(
+                f"stacked={stacked} makes twins of a class of its own, so {type(self).__name__} cannot have it: call "
+                f"Twins(model, stacked={stacked})."
+            )
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}.")
         if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 2:
