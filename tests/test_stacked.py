@@ -329,6 +329,7 @@ def test_any_float_dtype(dtype: torch.dtype) -> None:
 def test_copies_and_pickles_are_independent_twins_with_the_same_future(copied: Any) -> None:
     twins = trained()
     again = copied(twins)
+    assert vars(again).keys() == vars(twins).keys()
     assert again._kept is None  # views of the weights of then, and room for noise: made anew where they are
     before = snapshot(twins)
     for t in (again, twins):

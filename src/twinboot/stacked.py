@@ -10,7 +10,7 @@ twin on slices of the stack: `torch.func.vmap` would save nothing on a CPU and c
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
@@ -43,6 +43,7 @@ class Stacked(Twins):
     """
 
     stacked = True
+    _fresh: Mapping[str, Any] = {"_kept": None}
 
     def _hold(self, model: nn.Module, replicas: int) -> None:
         names = list(self.partition.parameter_shapes)
@@ -128,9 +129,6 @@ class Stacked(Twins):
     @property
     def _inside(self) -> bool:
         return bool(self._noise)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_kept": None}
 
 
 class _Slices:

@@ -65,6 +65,7 @@ class Twins(nn.Module):
     """
 
     stacked = False
+    _fresh: Mapping[str, Any] = {"_spare": [], "_block": None}  # what a copy or pickle has instead of ours
 
     def __new__(cls, *args: Any, stacked: bool = False, **kwargs: Any) -> Self:
         if stacked and cls is Twins:
@@ -244,7 +245,7 @@ class Twins(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_inside("copy or pickle")
-        return {**super().__getstate__(), "_spare": [], "_block": None}  # type: ignore[no-untyped-call]
+        return {**super().__getstate__(), **self._fresh}  # type: ignore[no-untyped-call]
 
 
 def call(twin: Callable[..., Any], x: Any) -> Any:
