@@ -93,12 +93,14 @@ class Twins(nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}.")
         if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 2:
             raise ValueError(f"replicas must be a whole number of at least 2, not {replicas!r}.")
+        # Line 3 before line 1: the partition knows which weights are trained, and refuses wrong groups before any copy.
         self.partition = Partition.of(model, groups)  # line 3: it holds sigma, which is 0
-        self._hold(model, replicas)  # line 1
+        self._hold(model, replicas)  # line 1: all copies begin with the model's weights
         self._seed = seeds.checked(seed)
         self._counts = {"draws": 0, "updates": 0, "resets": 0}
 
     def _hold(self, model: nn.Module, replicas: int) -> None:
+        """Make the copies, and note where their trained weights are; stacked twins keep them in another way."""
         self.copies = nn.ModuleList(replicate(model, replicas))
         self._places = [Places(twin, list(self.partition.parameter_shapes)) for twin in self.copies]
         self._owners = [m for m in self.copies.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
