@@ -7,9 +7,21 @@ from .groups import Blocks
 from .inversion import Inversion
 from .invert import invert
 from .loader import PairedLoader
+from .operators import Dense
 from .prediction import Prediction
 from .twins import Twins
 
 __version__ = "0.1.0"
 
-__all__ = ["Blocks", "Bootstrap", "Estimate", "Inversion", "PairedLoader", "Prediction", "Twins", "invert", "resets"]
+__all__ = [
+    "Blocks",
+    "Bootstrap",
+    "Dense",
+    "Estimate",
+    "Inversion",
+    "PairedLoader",
+    "Prediction",
+    "Twins",
+    "invert",
+    "resets",
+]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -11,9 +10,8 @@ from torch import Tensor
 
 from . import seeds
 from .bootstrap import Bootstrap
+from .operators import Forward
 from .prediction import Moments, Prediction, combine
-
-Forward = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)

@@ -70,15 +70,22 @@ class Stacked(Twins):
     def forward(self, *inputs: Any) -> tuple[Any, ...]:
         """Each twin on its own input: a tensor, a tuple or list of arguments, or a mapping of keyword arguments."""
         self._require_one_each(inputs)
-        weights = self._stacks.read()
-        # Not torch._foreach_add: it would keep the noise for the backward pass, and the next block draws in its place.
-        noisy = [w + e for w, e in zip(weights, self._noise, strict=True)] if self._noise else weights
+        weights = self.weights()
         if self._chain is not None and self._chain.takes(inputs):
-            return self._chain.run(inputs, noisy)
-        named = dict(zip(self.partition.parameter_shapes, noisy, strict=True)) | self._buffers_of_twins()
+            return self._chain.run(inputs, list(weights.values()))
+        named = weights | self._buffers_of_twins()
         slices = zip(*(t.unbind() for t in named.values()), strict=True)
         twins = (partial(_call_with, self.stack, dict(zip(named, own, strict=True))) for own in slices)
         return tuple(call(twin, x) for twin, x in zip(twins, inputs, strict=True))
+
+    def weights(self) -> dict[str, Tensor]:
+        """Name -> the weights of all twins, [twins, ...]; inside a block with their noise."""
+        weights = self._stacks.read()
+        if self._noise:
+            # Not torch._foreach_add: it would keep the noise for the backward pass, and the next block draws in its
+            # place.
+            weights = [w + e for w, e in zip(weights, self._noise, strict=True)]
+        return dict(zip(self.partition.parameter_shapes, weights, strict=True))
 
     @contextmanager
     def sampled(self, scale: float = 1.0, generator: torch.Generator | None = None) -> Iterator[None]:

@@ -1,0 +1,187 @@
+"""What the twins of a field see of the measurements, and what none of them sees.
+
+Each twin's loss is the mean over all measurements of weight * residual^2, with the bootstrap's counts as weights. So a
+measurement that no twin drew has no weight in any loss, whichever way the loss is computed:
+
+    Weighted    any operator: all of its measurements, for all twins in one call where vmap can do it
+    Divided     an operator with `rows`: each twin computes only the measurements that it drew
+    Batches     an operator with `rows`: each twin's draws, a few at a time
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from . import seeds
+from .bootstrap import Bootstrap
+from .operators import Divisible, Forward, together
+
+UNRELATED = "what forward gives does not depend on the field by operations that PyTorch can differentiate."
+
+
+def see(
+    forward: Forward, observed: Tensor, initial: Tensor, bootstrap: Bootstrap, batch_size: int | None, seed: int
+) -> Weighted:
+    """The measurements as the twins see them, in the cheapest way that the operator allows."""
+    once = _measured(forward, observed, initial)
+    divisible = isinstance(forward, Divisible) and bootstrap.n == len(observed)
+    if isinstance(forward, Divisible) and divisible:
+        _check_rows(forward, once, initial)
+    if batch_size is None:
+        return (Divided if divisible else Weighted)(forward, observed, initial, bootstrap)
+    if not divisible:
+        raise ValueError(
+            "batch_size needs an operator with a method rows(index) that gives the operator of those measurements "
+            "alone, as twinboot.Dense has."
+        )
+    if not 1 <= batch_size <= len(observed):
+        raise ValueError(f"batch_size must be between 1 and the {len(observed)} measurements, not {batch_size}.")
+    return Batches(forward, observed, initial, bootstrap, batch_size, seed)
+
+
+class Weighted:
+    """Every measurement is computed, and those that a twin did not draw have no weight for it."""
+
+    def __init__(self, forward: Forward, observed: Tensor, initial: Tensor, bootstrap: Bootstrap) -> None:
+        shape, axes = observed.shape, 0
+        while math.prod(shape[:axes]) < bootstrap.n and axes < len(shape):
+            axes += 1
+        if math.prod(shape[:axes]) != bootstrap.n:
+            raise ValueError(
+                f"the bootstrap resamples {bootstrap.n} measurements, but the first axes of observed, of shape "
+                f"{tuple(shape)}, do not multiply to that."
+            )
+        self.forward, self.observed = forward, observed
+        self.none_sees = (bootstrap.counts == 0).all(0).to(observed.device)
+        # The optimizer sees a loss without units: Adam would take the gradients of tiny measurements for zero.
+        seen = observed.square().reshape(bootstrap.n, -1)[~self.none_sees]
+        self.unit = seen.mean().item() or 1.0
+        weights = bootstrap.counts.to(observed)
+        weights = weights / weights.mean(1, keepdim=True) / observed.numel()
+        self.weights = weights.view(bootstrap.replicas, *shape[:axes], *[1] * (len(shape) - axes))
+        self._prepare(initial, bootstrap)
+
+    def _prepare(self, initial: Tensor, bootstrap: Bootstrap) -> None:
+        self.run = together(self.forward, initial, bootstrap.replicas)
+
+    def loss(self, fields: Tensor, step: int) -> tuple[float, Tensor]:
+        """The sum of the twins' losses, and its gradient, in the data's own unit, for their fields [twins, ...]."""
+        fields = fields.detach().requires_grad_()
+        return self._descend([self.run(fields)], [self.observed], [self.weights], [fields])
+
+    def _descend(
+        self,
+        predicted: list[Tensor],
+        observed: list[Tensor],
+        weights: Sequence[Tensor | float],
+        fields: list[Tensor],
+    ) -> tuple[float, Tensor]:
+        """The slope of a square is known, so that only the operator is left to differentiate."""
+        if not all(p.requires_grad for p in predicted):
+            raise ValueError(UNRELATED)
+        with torch.no_grad():
+            residuals = [p - y for p, y in zip(predicted, observed, strict=True)]
+            slopes = [w * r for w, r in zip(weights, residuals, strict=True)]
+            value = sum(torch.dot(s.flatten(), r.flatten()).item() for s, r in zip(slopes, residuals, strict=True))
+        gradients = torch.autograd.grad(predicted, fields, slopes, allow_unused=True)
+        if any(g is None for g in gradients):
+            raise ValueError(UNRELATED)
+        stacked = gradients[0] if len(gradients) == 1 else torch.stack(gradients)
+        return value, stacked.mul_(2 / self.unit)
+
+    def unseen_losses(self, field: Tensor) -> Tensor:
+        """For each measurement that no twin sees its squared residual, a mean where it has axes of its own."""
+        squared = (self.forward(field.clone()) - self.observed).square()
+        return squared.reshape(len(self.none_sees), -1).mean(1)[self.none_sees]
+
+
+class Divided(Weighted):
+    def _prepare(self, initial: Tensor, bootstrap: Bootstrap) -> None:
+        assert isinstance(self.forward, Divisible)
+        unseen = bootstrap.unseen.to(self.observed.device)
+        self.validation = self.forward.rows(unseen), self.observed[unseen]
+        order, parts = _arrange(bootstrap.counts)
+        order = order.to(self.observed.device)
+        operator, observed, weights = self.forward.rows(order), self.observed[order], self.weights[:, order]
+        self.parts = [operator.rows(part) for part in parts]
+        self.drawn = [observed[part] for part in parts]
+        self.drawn_weights = [weights[b][part] for b, part in enumerate(parts)]
+
+    def loss(self, fields: Tensor, step: int) -> tuple[float, Tensor]:
+        apart = [field.requires_grad_() for field in fields.detach().unbind()]
+        predicted = [operator(field) for operator, field in zip(self.parts, apart, strict=True)]
+        return self._descend(predicted, self.drawn, self.drawn_weights, apart)
+
+    def unseen_losses(self, field: Tensor) -> Tensor:
+        operator, observed = self.validation
+        return (operator(field.clone()) - observed).square().reshape(len(observed), -1).mean(1)
+
+
+class Batches(Divided):
+    """Each twin goes through its draws in batches, in an order that is new in each epoch."""
+
+    def __init__(
+        self,
+        forward: Forward,
+        observed: Tensor,
+        initial: Tensor,
+        bootstrap: Bootstrap,
+        batch_size: int,
+        seed: int,
+    ) -> None:
+        self.draws = [bootstrap.indices(b) for b in range(bootstrap.replicas)]
+        self.batch_size, self.seed, self.epoch = batch_size, seed, -1
+        super().__init__(forward, observed, initial, bootstrap)
+
+    def loss(self, fields: Tensor, step: int) -> tuple[float, Tensor]:
+        assert isinstance(self.forward, Divisible)
+        epoch, place = divmod(step - 1, max(1, min(map(len, self.draws)) // self.batch_size))
+        if epoch != self.epoch:
+            generator = torch.Generator().manual_seed(seeds.derive(self.seed, "batches", epoch))
+            self.order = [own[torch.randperm(len(own), generator=generator)] for own in self.draws]
+            self.epoch = epoch
+        apart = [field.requires_grad_() for field in fields.detach().unbind()]
+        batches = [
+            order[place * self.batch_size : (place + 1) * self.batch_size].to(self.observed.device)
+            for order in self.order
+        ]
+        predicted = [self.forward.rows(batch)(field) for batch, field in zip(batches, apart, strict=True)]
+        weights = [1 / p.numel() for p in predicted]
+        return self._descend(predicted, [self.observed[batch] for batch in batches], weights, apart)
+
+
+def _arrange(counts: Tensor) -> tuple[Tensor, Sequence[Tensor | slice]]:
+    """An order of the measurements that some twin sees, and for each twin its part of them. For two twins: those of the
+    first alone, of both, of the second alone; then each twin's lie together, and no row has to be held twice."""
+    seen = counts > 0
+    if len(counts) > 2:
+        order = seen.any(0).nonzero().squeeze(1)
+        return order, [own[order].nonzero().squeeze(1) for own in seen]
+    kinds = (seen[0] & ~seen[1], seen.all(0), seen[1] & ~seen[0])
+    first, both, second = (which.nonzero().squeeze(1) for which in kinds)
+    return torch.cat([first, both, second]), [slice(0, len(first) + len(both)), slice(len(first), None)]
+
+
+def _measured(forward: Forward, observed: Tensor, initial: Tensor) -> Tensor:
+    """What the operator gives for the initial field; a sentence if that is not like what was observed."""
+    with torch.no_grad():
+        once = forward(initial.detach().clone())  # an operator may write into what it is given
+    if not isinstance(once, Tensor) or once.shape != observed.shape or once.is_complex():
+        given = f"shape {tuple(once.shape)}, {once.dtype}" if isinstance(once, Tensor) else f"a {type(once).__name__}"
+        wanted = f"shape {tuple(observed.shape)}, {observed.dtype}"
+        raise ValueError(f"forward(initial) gives {given}, but observed has {wanted}.")
+    if not bool(once.isfinite().all()):
+        raise FloatingPointError("forward gives values that are not finite for the initial field.")
+    return once
+
+
+def _check_rows(forward: Divisible, once: Tensor, initial: Tensor) -> None:
+    index = torch.tensor(sorted({0, len(once) // 2, len(once) - 1}), device=once.device)
+    with torch.no_grad():
+        some = forward.rows(index)(initial.detach().clone())
+    if some.shape != once[index].shape or not torch.allclose(some, once[index], 1e-3, 1e-5 * float(once.abs().max())):
+        raise ValueError("forward.rows(index)(field) gives something else than forward(field)[index].")
