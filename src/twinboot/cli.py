@@ -25,7 +25,7 @@ try:
 
     from . import __version__, plots
     from .experiments import EXPERIMENTS
-    from .experiments.experiment import Part, Tick
+    from .experiments.experiment import Part, Tick, UnavailableError
     from .experiments.store import Run, RunError, UnfinishedError, carry_out, load
     from .report import write_report
 except ImportError as error:
@@ -95,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stdout.flush()
     except RunError as error:
         return _fail(str(error), 1)
-    except (UsageError, FloatingPointError) as error:
+    except (UsageError, UnavailableError, FloatingPointError) as error:
         return _fail(str(error), 2)
     except BrokenPipeError:  # as in `twinboot gaussian | head`: nobody reads on
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -189,7 +189,11 @@ def _reproduce(command: Reproduce) -> None:
                 config = dataclasses.replace(config, seed=command.seed)
             except ValueError as error:
                 raise UsageError(str(error)) from None
-        run = _run(name, config, command.out)
+        try:
+            run = _run(name, config, command.out)
+        except UnavailableError as error:
+            print(f"twinboot: left out: {error}", file=sys.stderr)
+            continue
         _draw(run, command.out / name)
         print(f"{name}: {run.about['seconds']:.0f} s", flush=True)
     _report(command.out)

@@ -1,6 +1,12 @@
 """The paper's experiments. Each is a module with a config, a run, a figure and what is to be said of the result."""
 
-from . import basins, gaussian, seismic, sweeps
+from . import basins, fwi, gaussian, seismic, sweeps
 from .experiment import Experiment
 
-EXPERIMENTS: dict[str, Experiment] = {"gaussian": gaussian, "basins": basins, "sweeps": sweeps, "seismic": seismic}
+EXPERIMENTS: dict[str, Experiment] = {
+    "gaussian": gaussian,
+    "basins": basins,
+    "sweeps": sweeps,
+    "seismic": seismic,
+    "fwi": fwi,
+}

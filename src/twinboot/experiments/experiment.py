@@ -39,6 +39,10 @@ class Verdict:
     evidence: str
 
 
+class UnavailableError(Exception):
+    """What an experiment needs is not installed: one sentence that names the extra."""
+
+
 def agrees(value: float, error: float, expected: float = 1.0, margin: float = 0.05) -> bool | None:
     """Whether a measured value is the expected one but for a margin or three standard errors. A value that is known to
     no better than a tenth may be five errors off, which says no, or else says nothing: None."""
