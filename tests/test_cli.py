@@ -37,7 +37,9 @@ def test_help_names_every_command(capsys: Any) -> None:
         cli.main(["--help"])
     assert end.value.code == 0
     said = capsys.readouterr().out
-    assert all(name in said for name in ("gaussian", "basins", "sweeps", "seismic", "fwi", "reproduce", "figure", "report"))
+    assert all(
+        name in said for name in ("gaussian", "basins", "sweeps", "seismic", "fwi", "reproduce", "figure", "report")
+    )
 
 
 @pytest.mark.parametrize("command", ["gaussian", "basins", "sweeps", "seismic", "fwi"])

@@ -159,13 +159,13 @@ def test_without_deepwave_the_run_names_the_extra_and_reproduce_goes_on(
 
 def test_the_survey_records_each_shot_and_has_a_derivative(problem: fwi_run.Problem) -> None:
     field = torch.zeros_like(problem.truth, requires_grad=True)
-    recorded = problem.forward(field)
+    recorded = problem.forward()(field)
     assert recorded.shape == problem.observed.shape == (8, 10, 120)
     [gradient] = torch.autograd.grad(recorded.square().sum(), field)
     assert gradient.isfinite().all()
     assert (gradient != 0).float().mean() > 0.9
     some = torch.tensor([5, 2])
-    assert torch.equal(problem.forward(field.detach(), some), recorded.detach()[some])
+    assert torch.equal(problem.forward().rows(some)(field.detach()), recorded.detach()[some])
 
 
 def test_the_derivative_is_that_of_finite_differences(problem: fwi_run.Problem) -> None:
@@ -173,9 +173,9 @@ def test_the_derivative_is_that_of_finite_differences(problem: fwi_run.Problem) 
     change = torch.zeros_like(problem.truth)
     change[4:10, 15:35] = 0.01
     field = torch.zeros_like(change, requires_grad=True)
-    [gradient] = torch.autograd.grad((problem.forward(field) - problem.observed).square().sum(), field)
+    [gradient] = torch.autograd.grad((problem.forward()(field) - problem.observed).square().sum(), field)
     with torch.no_grad():
-        up, down = ((problem.forward(s * change) - problem.observed).square().sum() for s in (1, -1))
+        up, down = ((problem.forward()(s * change) - problem.observed).square().sum() for s in (1, -1))
     assert ((up - down) / 2).item() == pytest.approx((gradient * change).sum().item(), rel=0.02)
 
 
@@ -204,7 +204,7 @@ def test_shots_are_drawn_whole_and_unseen_ones_carry_no_weight(problem: fwi_run.
     other[bootstrap.unseen] *= -1
     fields = [
         invert(
-            problem.forward, observed, torch.zeros_like(problem.truth), steps=2, stop=None, bootstrap=bootstrap
+            problem.forward(), observed, torch.zeros_like(problem.truth), steps=2, stop=None, bootstrap=bootstrap
         ).field
         for observed in (problem.observed, other)
     ]

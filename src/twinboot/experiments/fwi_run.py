@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -73,8 +72,8 @@ class Problem:
     def velocity(self, field: Tensor) -> Tensor:
         return (self.start + SCALE * field).clamp(*self.config.bounds)
 
-    def forward(self, field: Tensor, shots: Tensor | slice = slice(None)) -> Tensor:
-        return self.survey.record(self.velocity(field), shots)
+    def forward(self) -> Records:
+        return Records(self, torch.arange(self.config.shots))
 
     def bootstrap(self) -> Bootstrap:
         """Of the shots: the first one drawn that leaves out at least two, which the rule for the stop needs."""
@@ -83,6 +82,20 @@ class Problem:
             if len(found.unseen) >= 2:
                 return found
         raise AssertionError("a thousand bootstrap samples leave out no two shots.")
+
+
+@dataclass(frozen=True)
+class Records:
+    """The operator: of a field, the records of some shots. A twin computes those of the shots that it drew."""
+
+    problem: Problem
+    shots: Tensor
+
+    def __call__(self, field: Tensor) -> Tensor:
+        return self.problem.survey.record(self.problem.velocity(field), self.shots)
+
+    def rows(self, index: Tensor | slice) -> Records:
+        return Records(self.problem, self.shots[index])
 
 
 @dataclass(frozen=True)
@@ -101,6 +114,7 @@ def by_adam(problem: Problem, tick: Tick, hold_out: bool) -> Found:
         config.shots, generator=torch.Generator().manual_seed(seeds.derive(problem.seed, "held out"))
     )
     apart, used = order[:held], order[held:]
+    records = problem.forward()
     field = torch.zeros_like(problem.truth, requires_grad=True)
     adam = torch.optim.Adam([field], lr=config.rate)
     schedule = torch.optim.lr_scheduler.ExponentialLR(adam, config.decay)
@@ -108,14 +122,14 @@ def by_adam(problem: Problem, tick: Tick, hold_out: bool) -> Found:
     best, lowest = Found(problem.start, 0, held), math.inf
     for step in range(1, config.steps + 1):
         adam.zero_grad()
-        loss = (problem.forward(field, used) - problem.observed[used]).square().mean() / size
+        loss = (records.rows(used)(field) - problem.observed[used]).square().mean() / size
         loss.backward()
         adam.step()
         schedule.step()
         tick()
         if held and (step % config.check == 0 or step == config.steps):
             with torch.no_grad():
-                left = (problem.forward(field, apart) - problem.observed[apart]).square().mean().item()
+                left = (records.rows(apart)(field) - problem.observed[apart]).square().mean().item()
             if left < lowest:
                 best, lowest = Found(problem.velocity(field.detach().clone()), step, held), left
     return best if held else Found(problem.velocity(field.detach()), config.steps, 0)
@@ -123,24 +137,21 @@ def by_adam(problem: Problem, tick: Tick, hold_out: bool) -> Found:
 
 def by_twins(problem: Problem, tick: Tick, mode: Literal["mean", "centered"]) -> Found:
     config = problem.config
-    with warnings.catch_warnings():
-        # deepwave says this when `invert` tries vmap, before it refuses; the twins then go one after another.
-        warnings.filterwarnings("ignore", "The test for the number of grid cells per wavelength is being skipped")
-        found = invert(
-            problem.forward,
-            problem.observed,
-            torch.zeros_like(problem.truth),
-            groups=Blocks((config.block, config.block)),
-            steps=config.steps,
-            optimizer=lambda parameters: torch.optim.Adam(parameters, lr=config.rate),
-            decay=config.decay,
-            reset=resets.growing(config.first_reset, 1.5),
-            mode=mode,
-            check=config.check,
-            bootstrap=problem.bootstrap(),
-            seed=problem.seed,
-            progress=lambda step: tick(),
-        )
+    found = invert(
+        problem.forward(),
+        problem.observed,
+        torch.zeros_like(problem.truth),
+        groups=Blocks((config.block, config.block)),
+        steps=config.steps,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=config.rate),
+        decay=config.decay,
+        reset=resets.growing(config.first_reset, 1.5),
+        mode=mode,
+        check=config.check,
+        bootstrap=problem.bootstrap(),
+        seed=problem.seed,
+        progress=lambda step: tick(),
+    )
     sigma = SCALE * found.sigma
     return Found(problem.velocity(found.field), found.best_step, len(found.bootstrap.unseen), sigma)
 

@@ -20,7 +20,7 @@ class Config:
     """Table 1 and Figure 6: a field of 30 x 30 cells, seen through 4,096 kernels after a nonlinear response."""
 
     rows: int = 4096
-    """Measurements, M. Stated."""
+    """Measurements, M. Section 4.3."""
     noise: float = 0.3
     """Standard deviation of their noise. Not stated; a fifth of the standard deviation of the signal."""
     beta: float = 1.0
@@ -36,15 +36,15 @@ class Config:
     steps: int = 3500
     """Not stated; enough at this rate for the plain optimizer to fit noise."""
     rate: float = 0.001
-    """Learning rate of Adam at the start. Stated."""
+    """Learning rate of Adam at the start. Appendix A.6."""
     decay: float = 0.9998
     """Factor on it in each step. Decayed exponentially, but how fast is not stated; so a cell can move by 2.5."""
     first_reset: int = 50
-    """Steps to the first reset. Stated, with "adaptive" intervals from there: here each is 1.5 times the one before."""
+    """Steps to the first reset. Appendix A.6; the adaptive intervals from there are here 1.5 times the one before."""
     batch: int = 32
-    """Of the runs with mini-batches. The paper states both 32 and full batches."""
+    """Of the runs with mini-batches. Appendix A.6 states both 32 and full batches."""
     seeds: int = 25
-    """Runs of each method, each with its own field, kernels and noise. Stated."""
+    """Runs of each method, each with its own field, kernels and noise. Table 1."""
     seed: int = 0
     """Of everything random."""
     turns: int = 60
