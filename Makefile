@@ -20,7 +20,7 @@ test: .venv/ready
 figures: .venv/ready
 	rm -rf out/full
 	$(BIN)/twinboot reproduce --full --out out/full
-	for name in gaussian basins sweeps; do cp out/full/$$name/figure.png docs/figures/$$name.png; done
+	for name in gaussian basins sweeps seismic regimes estimates fwi; do cp out/full/$$name/figure.png docs/figures/$$name.png; done
 	cp out/full/report.md docs/results.md
 
 bench: .venv/ready

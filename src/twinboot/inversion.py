@@ -19,7 +19,8 @@ class Inversion:
     """What was found: the field, and one standard deviation for each of its entries.
 
     `history` maps "step", "train" (the mean loss of the noisy twins before the step), "unseen" (the loss of their mean,
-    after it, on measurements that neither saw) and "sigma" (root mean square over the field) to one value per check.
+    after it, on measurements that neither saw) and "sigma" (of the twins, root mean square over the field) to one value
+    per check.
     """
 
     field: Tensor

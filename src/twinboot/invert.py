@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from . import resets
 from .bootstrap import Bootstrap
+from .floor import floor
 from .groups import Blocks, Grouping
 from .inversion import Inversion
 from .measurements import Weighted, see
@@ -47,6 +48,7 @@ def invert(
     stop: Literal["unseen"] | None = "unseen",
     check: int = 10,
     patience: int | None = None,
+    prior: float | Literal["found"] | None = None,
     bootstrap: Bootstrap | None = None,
     seed: int = 0,
     progress: Callable[[int], object] = lambda step: None,
@@ -75,6 +77,10 @@ def invert(
             standard error of the difference; None keeps the last state.
         check: steps between two looks at those.
         patience: end the run when so many steps have brought no better state.
+        prior: how far a cell may lie from `initial` where nothing is measured, as a standard deviation; there sigma is
+            that, and elsewhere at least what such a prior leaves (see `floor.py`). `"found"`: as far as the cells of
+            the field that was found do, in the root mean square. By default sigma is the twins' distance alone, which
+            is too small where data are few or a run was stopped early.
         bootstrap: who sees which measurement, if not the default: `Bootstrap(n, clusters=...)` keeps together what
             belongs together. Its n is the length of the first axis of `observed`, or of the first axes together.
         seed: of the resampling and all noise.
@@ -91,6 +97,8 @@ def invert(
         raise ValueError(f'stop must be "unseen" or None, not {stop!r}.')
     if steps < 1 or check < 1:
         raise ValueError(f"steps and check must be at least 1, not {steps} and {check}.")
+    if prior not in ("found", None) and not (isinstance(prior, (int, float)) and prior > 0):
+        raise ValueError(f'prior must be above 0, "found" or None, not {prior!r}.')
     if patience is not None and (patience < 1 or stop is None):
         raise ValueError(f'patience must be at least 1, and goes with stop="unseen", not {patience} and {stop!r}.')
     if not (0 < decay <= 1 and noise >= 0):
@@ -129,7 +137,11 @@ def invert(
             twins.reset(mode)
         schedule.step()
         progress(step)
-    return Inversion(best.field, best.sigma, best.step, best.history, bootstrap, seed)
+    sigma = best.sigma
+    if prior is not None:
+        tau = prior if isinstance(prior, (int, float)) else _rms(best.field - initial)
+        sigma = torch.maximum(sigma, floor(best.field, data, twins.partition, tau, best.noise, seed))
+    return Inversion(best.field, sigma, best.step, best.history, bootstrap, seed)
 
 
 class _Field(nn.Module):
@@ -155,10 +167,11 @@ class _Best:
         if len(losses) and not math.isfinite(unseen):
             raise FloatingPointError(f"forward gives values that are not finite for the twins' mean at step {step}.")
         sigma = _sigma(self.twins, field)
-        for name, value in zip(self.history, (step, train, unseen, sigma.square().mean().sqrt().item()), strict=True):
+        for name, value in zip(self.history, (step, train, unseen, _rms(sigma)), strict=True):
             self.history[name].append(value)
         if stop is None or self.losses is None or _clearly_lower(losses, self.losses):
             self.losses, self.step, self.field, self.sigma = losses, step, field, sigma
+            self.noise = math.sqrt(unseen if len(losses) else train)
 
 
 def _clearly_lower(new: Tensor, old: Tensor) -> bool:
@@ -167,6 +180,10 @@ def _clearly_lower(new: Tensor, old: Tensor) -> bool:
     gain = old - new
     error = gain.std() / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
     return bool(gain.mean() > error)
+
+
+def _rms(values: Tensor) -> float:
+    return values.square().mean().sqrt().item()
 
 
 def _sigma(twins: Stacked, field: Tensor) -> Tensor:

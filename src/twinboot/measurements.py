@@ -93,6 +93,15 @@ class Weighted:
         stacked = gradients[0] if len(gradients) == 1 else torch.stack(gradients)
         return value, stacked.mul_(2 / self.unit)
 
+    def seen(self) -> tuple[Forward, torch.Size]:
+        """The operator of the measurements that some twin sees, and the shape of what it gives."""
+        rows = (~self.none_sees).nonzero().squeeze(1)
+
+        def operator(field: Tensor) -> Tensor:
+            return self.forward(field).reshape(len(self.none_sees), -1)[rows]
+
+        return operator, torch.Size([len(rows), self.observed.numel() // len(self.none_sees)])
+
     def unseen_losses(self, field: Tensor) -> Tensor:
         """For each measurement that no twin sees its squared residual, a mean where it has axes of its own."""
         squared = (self.forward(field.clone()) - self.observed).square()
@@ -115,6 +124,11 @@ class Divided(Weighted):
         apart = [field.requires_grad_() for field in fields.detach().unbind()]
         predicted = [operator(field) for operator, field in zip(self.parts, apart, strict=True)]
         return self._descend(predicted, self.drawn, self.drawn_weights, apart)
+
+    def seen(self) -> tuple[Forward, torch.Size]:
+        assert isinstance(self.forward, Divisible)
+        rows = (~self.none_sees).nonzero().squeeze(1)
+        return self.forward.rows(rows), self.observed[rows].shape
 
     def unseen_losses(self, field: Tensor) -> Tensor:
         operator, observed = self.validation

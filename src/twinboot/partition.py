@@ -81,9 +81,11 @@ class Partition(nn.Module):
         """Group name -> its sigmas as they are now."""
         return self.named(self.sigma.clone())
 
-    def expand(self, like: Sequence[Tensor], scale: float = 1.0) -> list[Tensor]:
-        """The sigma of each entry: for each parameter a tensor that broadcasts against it, on its device."""
-        sigma = self.sigma if scale == 1.0 else self.sigma * scale
+    def expand(self, like: Sequence[Tensor], scale: float = 1.0, of: Tensor | None = None) -> list[Tensor]:
+        """The sigma of each entry: for each parameter a tensor that broadcasts against it, on its device. Or the same
+        for another vector with one value for each sigma."""
+        sigma = self.sigma if of is None else of
+        sigma = sigma if scale == 1.0 else sigma * scale
         single = sigma.unbind() if self._whole else ()  # with labels only, there may be thousands of sigmas
         found = [
             single[self._whole[i]] if i in self._whole else sigma[self._labels(i, sigma)] for i in range(len(like))

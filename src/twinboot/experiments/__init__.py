@@ -1,6 +1,6 @@
 """The paper's experiments. Each is a module with a config, a run, a figure and what is to be said of the result."""
 
-from . import basins, fwi, gaussian, regimes, seismic, sweeps
+from . import basins, estimates, fwi, gaussian, regimes, seismic, sweeps
 from .experiment import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -9,5 +9,6 @@ EXPERIMENTS: dict[str, Experiment] = {
     "sweeps": sweeps,
     "seismic": seismic,
     "regimes": regimes,
+    "estimates": estimates,
     "fwi": fwi,
 }

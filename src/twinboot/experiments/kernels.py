@@ -66,7 +66,7 @@ def undo(response: Response, u: Tensor) -> Tensor:
     return 2 * ((1.5 * u).clamp(-1, 1).asin() / 3).sin()
 
 
-def problem(task: Task, seed: int) -> Problem:
+def problem(task: Task, seed: int, replicas: int = 2) -> Problem:
     """The same field, centres and noise up to scale for the same seed, whatever the rest of the task."""
     generator = torch.Generator().manual_seed(seeds.derive(seed, "kernels"))
     truth = field(task.texture, task.contrast, generator)
@@ -83,7 +83,7 @@ def problem(task: Task, seed: int) -> Problem:
         measured @ u + task.noise * noise,
         test_kernels,
         test_kernels @ u + task.noise * test_noise,
-        Bootstrap(task.rows, seed=seeds.derive(seed, "bootstrap")),
+        Bootstrap(task.rows, replicas, seeds.derive(seed, "bootstrap")),
         shuffled[: round(HELD_OUT * task.rows)],
     )
 
