@@ -97,7 +97,7 @@ def invert(
         raise ValueError(f'stop must be "unseen" or None, not {stop!r}.')
     if steps < 1 or check < 1:
         raise ValueError(f"steps and check must be at least 1, not {steps} and {check}.")
-    if prior not in ("found", None) and not (isinstance(prior, (int, float)) and prior > 0):
+    if prior not in ("found", None) and (isinstance(prior, (bool, str)) or not prior > 0):
         raise ValueError(f'prior must be above 0, "found" or None, not {prior!r}.')
     if patience is not None and (patience < 1 or stop is None):
         raise ValueError(f'patience must be at least 1, and goes with stop="unseen", not {patience} and {stop!r}.')

@@ -33,12 +33,12 @@ class Config:
     """How smooth the true field is: the width, in cells, of the filter that white noise goes through. Not stated."""
     contrast: float = 0.5
     """Its standard deviation. Not stated; with beta 1 the response bends by up to a quarter there."""
-    steps: int = 3500
+    steps: int = 3200
     """Not stated; enough at this rate for the plain optimizer to fit noise."""
     rate: float = 0.001
     """Learning rate of Adam at the start. Appendix A.6."""
     decay: float = 0.9998
-    """Factor on it in each step. Decayed exponentially, but how fast is not stated; so a cell can move by 2.5."""
+    """Factor on it in each step. Decayed exponentially, but how fast is not stated; so a cell can move by 2.4."""
     first_reset: int = 50
     """Steps to the first reset. Appendix A.6; the adaptive intervals from there are here 1.5 times the one before."""
     batch: int = 32
