@@ -1,7 +1,7 @@
 # Two commands; each sets up everything it needs in .venv on a machine with Python 3.11+ and make.
 #   make demo   see the method at work: all experiments with few seeds, and a page that shows them
 #   make test   lint, types and tests
-.PHONY: demo test bench figures clean
+.PHONY: demo test bench figures marmousi clean
 .DEFAULT_GOAL := demo
 PYTHON ?= python3
 BIN := .venv/bin
@@ -22,6 +22,14 @@ figures: .venv/ready
 	$(BIN)/twinboot reproduce --full --out out/full
 	for name in gaussian basins sweeps seismic regimes estimates fwi; do cp out/full/$$name/figure.png docs/figures/$$name.png; done
 	cp out/full/report.md docs/results.md
+	$(BIN)/python examples/deblur.py docs/figures/deblur.png
+
+# The same inversion on a velocity model of your own: make marmousi MODEL=FILE.npz (m/s on a grid of 20 m).
+marmousi: .venv/ready
+	$(BIN)/twinboot fwi --model $(MODEL) --spacing 20 --window 10 30 90 140 --coarsen 2 --bounds 1000 4800 \
+		--interval 0.0035 --duration 2.0 --receivers 34 --seeds 3 --out out/marmousi
+	$(BIN)/twinboot report out/marmousi
+	cp out/marmousi/report.md docs/marmousi.md
 
 bench: .venv/ready
 	$(BIN)/python benchmarks/overhead.py --page docs/overhead.md

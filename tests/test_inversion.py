@@ -19,3 +19,8 @@ def test_intervals_and_predictions_follow_sigma() -> None:
     exact = found.predict(lambda v: v * 2, samples=0)
     torch.testing.assert_close(exact.mean, field * 2)
     assert not exact.std.any()
+
+
+def test_it_prints_as_one_line() -> None:
+    found = Inversion(torch.zeros(2, 3), torch.full((2, 3), 0.25), 40, {}, Bootstrap(2, seed=1))
+    assert repr(found) == "Inversion(field of shape (2, 3), sigma 0.25 in the rms, from step 40)"

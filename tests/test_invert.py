@@ -8,7 +8,7 @@ from loops import assert_same_bits, seeded
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from twinboot import Blocks, Bootstrap, invert, resets
+from twinboot import Blocks, Bootstrap, Dense, invert, resets
 from twinboot.invert import _clearly_lower
 
 FAST = partial(torch.optim.Adam, lr=0.05)
@@ -317,3 +317,12 @@ def test_bad_input_gets_one_sentence(arguments: dict[str, Any], error: type[Exce
     with pytest.raises(error, match=message) as caught:
         invert(**{**given, "steps": 100, **arguments})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("divisible", [True, False])
+def test_field_and_measurements_may_have_different_dtypes(divisible: bool) -> None:
+    matrix = torch.randn(60, 6, generator=seeded(0))
+    operator = Dense(matrix) if divisible else lambda v: matrix @ v
+    found = invert(operator, (matrix @ torch.ones(6)).double(), torch.zeros(6), steps=300)
+    assert found.field.dtype == torch.float32
+    assert (found.field - 1).abs().max() < 0.1

@@ -30,6 +30,10 @@ class Inversion:
     bootstrap: Bootstrap
     seed: int = 0
 
+    def __repr__(self) -> str:
+        sigma, step = self.sigma.square().mean().sqrt(), self.best_step
+        return f"Inversion(field of shape {tuple(self.field.shape)}, sigma {sigma:.3g} in the rms, from step {step})"
+
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """The central interval of each entry, under a normal distribution."""
         if not 0 < level < 1:

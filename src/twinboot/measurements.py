@@ -28,16 +28,16 @@ def see(
 ) -> Weighted:
     """The measurements as the twins see them, in the cheapest way that the operator allows."""
     once = _measured(forward, observed, initial)
-    divisible = isinstance(forward, Divisible) and bootstrap.n == len(observed)
-    if isinstance(forward, Divisible) and divisible:
-        _check_rows(forward, once, initial)
-    if batch_size is None:
-        return (Divided if divisible else Weighted)(forward, observed, initial, bootstrap)
-    if not divisible:
+    if not isinstance(forward, Divisible) or bootstrap.n != len(observed):
+        if batch_size is None:
+            return Weighted(forward, observed, initial, bootstrap)
         raise ValueError(
             "batch_size needs an operator with a method rows(index) that gives the operator of those measurements "
-            "alone, as twinboot.Dense has."
+            "alone, as twinboot.Dense has, and a bootstrap of those."
         )
+    _check_rows(forward, once, initial)
+    if batch_size is None:
+        return Divided(forward, observed, initial, bootstrap)
     if not 1 <= batch_size <= len(observed):
         raise ValueError(f"batch_size must be between 1 and the {len(observed)} measurements, not {batch_size}.")
     return Batches(forward, observed, initial, bootstrap, batch_size, seed)
@@ -87,6 +87,9 @@ class Weighted:
             residuals = [p - y for p, y in zip(predicted, observed, strict=True)]
             slopes = [w * r for w, r in zip(weights, residuals, strict=True)]
             value = sum(torch.dot(s.flatten(), r.flatten()).item() for s, r in zip(slopes, residuals, strict=True))
+            slopes = [
+                s.to(p) for s, p in zip(slopes, predicted, strict=True)
+            ]  # an operator may have a dtype of its own
         gradients = torch.autograd.grad(predicted, fields, slopes, allow_unused=True)
         if any(g is None for g in gradients):
             raise ValueError(UNRELATED)
@@ -109,6 +112,8 @@ class Weighted:
 
 
 class Divided(Weighted):
+    """Each twin has an operator of its own: that of the measurements that it drew."""
+
     def _prepare(self, initial: Tensor, bootstrap: Bootstrap) -> None:
         assert isinstance(self.forward, Divisible)
         unseen = bootstrap.unseen.to(self.observed.device)
