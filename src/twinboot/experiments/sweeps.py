@@ -86,7 +86,7 @@ def points(config: Config) -> Iterator[tuple[str, Setting]]:
 
 
 QUICK = Config(
-    seeds=100, sizes=(50, 200, 800), noises=(0.1, 0.3, 0.5), rates=(0.025, 0.1, 0.4), batches=(5, 20, 100, 400)
+    seeds=100, sizes=(50, 200, 800), noises=(0.1, 0.3, 0.5), rates=(0.025, 0.1, 0.4, 0.8), batches=(5, 20, 100, 400)
 )
 
 
