@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pandas as pd
@@ -91,7 +91,7 @@ RESPONSES: tuple[Response, ...] = ("tanh", "cubic")
 
 
 def parts(config: Config) -> list[Part]:
-    found = [Part("cost", config.turns - 1, lambda tick: {"cost": _cost(config, tick)})]
+    found = [Part(f"cost {rows}", config.turns - 1, partial(_cost, config, rows)) for rows in costed(config)]
     for response in RESPONSES:
         for batch in (None, config.batch):
             for run in RUNS:
@@ -149,9 +149,15 @@ def _penalised(config: Config, response: Response, tick: Tick) -> dict[str, pd.D
     return {"runs": pd.concat(found, ignore_index=True)}
 
 
-def _cost(config: Config, tick: Tick) -> pd.DataFrame:
+def costed(config: Config) -> tuple[int, int]:
+    """The numbers of measurements for which a step is timed: with more of them fixed costs weigh less."""
+    return config.rows, 4 * config.rows
+
+
+def _cost(config: Config, rows: int, tick: Tick) -> dict[str, pd.DataFrame]:
+    [first, *_] = _problems(replace(config, rows=rows, seeds=2), "tanh")
     with one_thread():
-        return cost(_problems(config, "tanh")[0], _schedule(config, None), config.turns, tick)
+        return {"cost": _labelled(cost(first, _schedule(config, None), config.turns, tick), rows=rows)}
 
 
 def _scored(problems: list[Problem], state: State, method: Method, labels: dict[str, str]) -> pd.DataFrame:
