@@ -254,5 +254,6 @@ def test_sigma_must_say_more_than_depth(correlation: list[float], depth: float, 
 )
 def test_a_lower_error_is_asked_against_both_ways_of_stopping(centered: list[float], status: str) -> None:
     errors = {"standard": [100.0, 101.0, 99.0], "held out": [94.0, 95.0, 93.0], "mean": centered, "centered": centered}
+    errors["prior"] = centered
     tables = {"runs": runs(errors, [0.5, 0.5, 0.5])}
     assert fwi.verdicts(Config(seeds=3), tables)[1].status == status

@@ -81,7 +81,7 @@ def _says_where(config: Config, runs: pd.DataFrame) -> Verdict:
     found = summary(runs)
     own = runs[runs["method"] == SHOWN]
     beyond = own["correlation"] - own["depth"]
-    sigma, mean = found.loc[SHOWN], found.loc["mean"]
+    sigma, mean, prior = found.loc[SHOWN], found.loc["mean"], found.loc["prior"]
     if config.seeds < FEW:
         status: Status = "undecided"
     elif not _clearly(own["correlation"]):
@@ -97,7 +97,8 @@ def _says_where(config: Config, runs: pd.DataFrame) -> Verdict:
         f"{_text(sigma, 'depth', '{:.2f}')}. Held would be: above 0 and above depth, each by three standard errors. As "
         f"a measure sigma is {sigma['sigma']:.0f} m/s where the error is {sigma['error']:.0f} m/s, and the {LEVEL:.0%} "
         f"intervals cover {sigma['covered']:.0%} of the cells. By its making sigma leaves out what both twins miss "
-        f"alike, such as edges too sharp for waves of {config.frequency:g} Hz.",
+        f"alike, such as edges too sharp for waves of {config.frequency:g} Hz. With a floor by a prior the correlation "
+        f"is {_text(prior, 'correlation', '{:.2f}')}, and the intervals cover {prior['covered']:.0%}.",
     )
 
 
@@ -176,12 +177,13 @@ def _map(
 
 
 def _errors(axes: Axes, runs: pd.DataFrame) -> None:
+    runs = runs[runs["method"] != "prior"]  # whose field is that of the centered reset
     for place, (method, group) in enumerate(runs.groupby("method", sort=False)):
         axes.plot(group["error"], [place] * len(group), "o", color=plots.SERIES[place], ms=6, alpha=0.8)
         axes.plot(group["error"].mean(), place, "|", color=plots.ink(), ms=16, mew=1.5)
         axes.text(0.02, place - 0.32, METHODS[str(method)], transform=axes.get_yaxis_transform(), fontsize=9)
     start = runs["start"].iloc[0]
     axes.axvline(start, color=plots.ink(), ls=":", lw=1.2)
-    axes.text(start, len(METHODS) - 0.55, "start ", ha="right", fontsize=9)
-    axes.set(ylim=(len(METHODS) - 0.4, -0.8), yticks=[], xlabel="rms error, m/s", title="Error by method")
+    axes.text(start, place + 0.45, "start ", ha="right", fontsize=9)
+    axes.set(ylim=(place + 0.6, -0.8), yticks=[], xlabel="rms error, m/s", title="Error by method")
     axes.margins(x=0.08)

@@ -34,6 +34,7 @@ METHODS = {
     "held out": "Adam, stopped by held-out shots",
     "mean": "Twin-Boot, mean reset",
     "centered": "Twin-Boot, centered reset",
+    "prior": "the same, sigma by a prior at least",
 }
 
 
@@ -135,7 +136,9 @@ def by_adam(problem: Problem, tick: Tick, hold_out: bool) -> Found:
     return best if held else Found(problem.velocity(field.detach()), config.steps, 0)
 
 
-def by_twins(problem: Problem, tick: Tick, mode: Literal["mean", "centered"]) -> Found:
+def by_twins(
+    problem: Problem, tick: Tick, mode: Literal["mean", "centered"], prior: Literal["found"] | None = None
+) -> Found:
     config = problem.config
     found = invert(
         problem.forward(),
@@ -148,6 +151,7 @@ def by_twins(problem: Problem, tick: Tick, mode: Literal["mean", "centered"]) ->
         reset=resets.growing(config.first_reset, 1.5),
         mode=mode,
         check=config.check,
+        prior=prior,
         bootstrap=problem.bootstrap(),
         seed=problem.seed,
         progress=lambda step: tick(),
@@ -162,6 +166,7 @@ def _run(config: Config, ground: Tensor, number: int, tick: Tick) -> dict[str, p
         "held out": lambda problem: by_adam(problem, tick, hold_out=True),
         "mean": lambda problem: by_twins(problem, tick, "mean"),
         "centered": lambda problem: by_twins(problem, tick, "centered"),
+        "prior": lambda problem: by_twins(problem, tick, "centered", prior="found"),
     }
     with one_thread():  # beside other work two gained nothing on grids so small, and sometimes stalled
         problem, rows, maps = Problem(config, ground, number), [], {"truth": ground}
