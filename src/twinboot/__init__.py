@@ -3,6 +3,7 @@
 from . import resets
 from .bootstrap import Bootstrap
 from .estimate import Estimate
+from .fit import Fit, fit
 from .groups import Blocks
 from .inversion import Inversion
 from .invert import invert
@@ -18,10 +19,12 @@ __all__ = [
     "Bootstrap",
     "Dense",
     "Estimate",
+    "Fit",
     "Inversion",
     "PairedLoader",
     "Prediction",
     "Twins",
+    "fit",
     "invert",
     "resets",
 ]

@@ -171,7 +171,7 @@ class _Fetch(Dataset[Any]):
             tensors, places = self.tensors
             batches: list[Any] = [[t[i if places is None else places[i]] for t in tensors] for i in indices]
         else:
-            with _seeded(seed):
+            with seeded(seed):
                 batches = [self._collate(i.tolist()) for i in indices]
         if self.weights is None:
             return tuple(batches)
@@ -215,7 +215,7 @@ def _with_weight(batch: Any, weight: Tensor) -> Any:
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """Random transforms draw from the step's own seed; the global generators are left where they were."""
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002 - what transforms use
     torch.default_generator.manual_seed(seed)

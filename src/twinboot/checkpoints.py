@@ -1,0 +1,61 @@
+"""The state of a training run on disk: written whole or not at all, the last few kept, and read without unpickling."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .atomic import replacing
+
+FORMAT = 1
+
+
+class Checkpoints:
+    """`DIRECTORY/epoch-N.pt` for the last `keep` epochs."""
+
+    def __init__(self, directory: str | os.PathLike[str], keep: int) -> None:
+        if keep < 1:
+            raise ValueError(f"at least one checkpoint must be kept, not {keep}.")
+        self.directory, self.keep = Path(directory), keep
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OSError(f"can't write checkpoints to {self.directory}: {error.strerror}.") from None
+
+    def save(self, epoch: int, state: dict[str, Any]) -> None:
+        """Write a state; older ones are removed only once it is there."""
+        path = self._path(epoch)
+        try:
+            with replacing(path) as partial:
+                torch.save({"format": FORMAT, "epoch": epoch, **state}, partial)
+        except (OSError, RuntimeError) as error:  # PyTorch's own writer reports a full disk as a RuntimeError
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
+            raise OSError(f"can't write {path}: {reason}; the checkpoint before it is as it was.") from None
+        for old in self._epochs()[: -self.keep]:
+            self._path(old).unlink(missing_ok=True)
+
+    def latest(self, device: torch.device) -> dict[str, Any] | None:
+        """The newest state, or None if there is none yet."""
+        epochs = self._epochs()
+        if not epochs:
+            return None
+        path = self._path(epochs[-1])
+        try:
+            state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError, KeyError):
+            raise ValueError(f"{path} is damaged: delete it, and the run goes on from the one before.") from None
+        if not isinstance(state, dict) or state.get("format") != FORMAT:
+            raise ValueError(f"{path} is no checkpoint of this version of fit.")
+        return state
+
+    def _path(self, epoch: int) -> Path:
+        return self.directory / f"epoch-{epoch}.pt"
+
+    def _epochs(self) -> list[int]:
+        names = (re.fullmatch(r"epoch-(\d+)\.pt", path.name) for path in self.directory.iterdir())
+        return sorted(int(name[1]) for name in names if name)

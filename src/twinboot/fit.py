@@ -1,0 +1,284 @@
+"""The ready-made loop: twins of a model on a dataset, judged after each epoch by the samples that no twin saw.
+
+for epoch:
+    for pair of batches:  noise, losses, gradients, a step, sigma
+    reset if due
+    the loss of the mean model on the unseen samples; the best state is kept
+    a checkpoint
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from . import losses, resets, seeds
+from .bootstrap import Bootstrap
+from .checkpoints import Checkpoints
+from .estimate import Estimate
+from .groups import Grouping
+from .loader import PairedLoader, seeded
+from .logs import open_log, show
+from .twins import Twins
+
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What training left: the estimate of the best epoch, how the run went, and who saw which sample.
+
+    `history` maps "epoch", "train" (mean loss of the noisy twins), "unseen" (loss of the mean model on the samples that
+    no twin saw), "accuracy" on those (classification only), "sigma_least", "sigma_most", "rate" (of learning) and
+    "seconds" to one value for each epoch.
+    """
+
+    estimate: Estimate
+    history: dict[str, list[float]]
+    best_epoch: int
+    bootstrap: Bootstrap
+
+    def __repr__(self) -> str:
+        return f"Fit(epoch {self.best_epoch} of {len(self.history['epoch'])}, unseen {min(self.history['unseen']):.4g})"
+
+
+def fit(
+    model: nn.Module,
+    dataset: Dataset[Any],
+    loss: losses.Name | losses.Loss = "classification",
+    *,
+    optimizer: MakeOptimizer | None = None,
+    scheduler: MakeScheduler | None = None,
+    epochs: int = 30,
+    batch_size: int = 64,
+    groups: str | Grouping = "layer",
+    reset: Callable[[int], bool] | None = None,
+    mode: Literal["sample", "mean", "centered"] = "sample",
+    resample: Literal["draws", "counts"] = "counts",
+    bootstrap: Bootstrap | None = None,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    amp: torch.dtype | None = None,
+    patience: int | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    keep: int = 2,
+    progress: bool = True,
+    log: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> Fit:
+    """Train twins of a model and keep the epoch that predicts best what no twin saw.
+
+    Args:
+        model: any module. Its last arguments are not its own: a batch is its inputs, then the target.
+        dataset: map-style; a sample is (input, target), or (input, ..., target).
+        loss: `"classification"` (logits and labels), `"regression"` (squared error), `"gaussian"` (a mean and the
+            logarithm of a variance for each value), or a function of (output, target) with one value per sample.
+        optimizer: a function that makes one for parameters; by default Adam at 0.001.
+        scheduler: a function that makes one for the optimizer; it steps after each epoch.
+        epochs: at most so many passes over the twins' samples.
+        batch_size: samples of each twin in a step.
+        groups: which weights share one sigma, as in `Twins`.
+        reset: after which epochs the twins are reset; by default after each, as in the paper.
+        mode: how: `"sample"` as in the paper, `"mean"` or `"centered"`.
+        resample: `"counts"` or `"draws"`, as in `PairedLoader`: the same objective, the first with less work.
+        bootstrap: who sees which sample, if not the default.
+        seed: of the bootstrap, the order, all noise, and what the model itself draws, such as dropout.
+        device: where to train; by default where the model is.
+        amp: a dtype for `torch.autocast`, such as `torch.bfloat16`.
+        patience: stop when so many epochs have brought no better one.
+        checkpoint: a directory. After each epoch the whole state is written there, and a run that was killed goes on
+            from it, bit for bit as if it had not been.
+        keep: so many checkpoints, the last ones.
+        progress: a line for each epoch on standard error.
+        log: a file.csv with the history, or `"tensorboard"`, or `"tensorboard:DIRECTORY"`.
+        options: of `PairedLoader`, such as `num_workers`.
+
+    >>> x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
+    >>> data = torch.utils.data.TensorDataset(x, (x[:, 0] > 0).long())
+    >>> found = fit(nn.Linear(2, 2), data, epochs=20, optimizer=lambda p: torch.optim.Adam(p, 0.05), progress=False)
+    >>> found.history["accuracy"][found.best_epoch - 1] > 0.9
+    True
+    """
+    if epochs < 1 or (patience is not None and patience < 1):
+        raise ValueError(f"epochs and patience must be at least 1, not {epochs} and {patience}.")
+    run = _Run(model, dataset, loss, batch_size, groups, resample, bootstrap, seed, device, amp, options)
+    stepper = (optimizer or _adam)(run.twins.parameters())
+    schedule = scheduler(stepper) if scheduler else None
+    scaler = torch.amp.GradScaler(run.device.type, enabled=amp is torch.float16)
+    due = reset or resets.every(1)
+    parts: dict[str, Any] = {"twins": run.twins, "optimizer": stepper, "loader": run.loader, "scaler": scaler}
+    parts |= {"scheduler": schedule} if schedule else {}
+    best = _Best(run)
+    saved = Checkpoints(checkpoint, keep) if checkpoint is not None else None
+    state = saved.latest(run.device) if saved else None
+    if state is not None:
+        _restore(state, parts, best)
+    with open_log(log, best.history) as written:
+        for epoch in range(len(best.history["epoch"]) + 1, epochs + 1):
+            if patience is not None and epoch - 1 - best.epoch >= patience:
+                break
+            began = time.perf_counter()
+            train = run.epoch(epoch, stepper, scaler)
+            best.look(epoch, train, float(stepper.param_groups[0]["lr"]), began)
+            if due(epoch):
+                run.twins.reset(mode)
+            if schedule:
+                schedule.step()
+            if saved:
+                saved.save(epoch, {**{name: part.state_dict() for name, part in parts.items()}, **best.state_dict()})
+            written.add(best.last())
+            if progress:
+                show(best.history, epochs)
+    return Fit(best.estimate, best.history, best.epoch, run.bootstrap)
+
+
+class _Run:
+    """The twins, their data, and an epoch of training."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dataset: Any,
+        loss: losses.Name | losses.Loss,
+        batch_size: int,
+        groups: str | Grouping,
+        resample: Literal["draws", "counts"],
+        bootstrap: Bootstrap | None,
+        seed: int,
+        device: str | torch.device | None,
+        amp: torch.dtype | None,
+        options: dict[str, Any],
+    ) -> None:
+        self.loss, self.classifies = losses.named(loss), loss == "classification"
+        self.twins = Twins(model, bootstrap.replicas if bootstrap else 2, groups, seed)
+        first = next(self.twins.parameters())
+        self.device = torch.device(device) if device is not None else first.device
+        self.twins.to(self.device)
+        self.dataset, self.seed, self.amp, self.batch_size = dataset, seed, amp, batch_size
+        self.bootstrap = bootstrap or Bootstrap(len(dataset), seed=seed)
+        self.loader = PairedLoader(dataset, self.bootstrap, batch_size, resample, seed=seed, **options)
+        if not len(self.bootstrap.unseen):
+            raise ValueError("every sample is seen by some twin, so none is left to judge an epoch by: add data.")
+        self.normalised = any(isinstance(m, nn.modules.batchnorm._NormBase) for m in model.modules())
+
+    def epoch(self, epoch: int, stepper: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> float:
+        """One pass over the twins' samples; gives the mean loss of the noisy twins."""
+        self.twins.train()
+        total, number = torch.zeros((), device=self.device), 0
+        for step, pair in enumerate(self.loader, start=1):
+            stepper.zero_grad()
+            with self.twins.sampled(), _own_randomness(self.device, self.seed, epoch, step):
+                for twin, batch in zip(self.twins, pair, strict=True):
+                    value = self._loss(twin, batch)
+                    scaler.scale(value).backward()
+                    total, number = total + value.detach(), number + 1
+            if not math.isfinite(total.item()):
+                raise FloatingPointError(
+                    f"the loss is not finite in epoch {epoch}, step {step}: lower the learning rate or look for bad "
+                    "samples; checkpoints are of the epochs before."
+                )
+            scaler.step(stepper)
+            scaler.update()
+            self.twins.update()
+        return total.item() / number
+
+    def _loss(self, twin: nn.Module, batch: Any) -> Tensor:
+        if self.loader.resample == "counts":
+            *inputs, target, weight = self._moved(batch, least=3)
+        else:
+            (*inputs, target), weight = self._moved(batch), None
+        with torch.autocast(self.device.type, self.amp, enabled=self.amp is not None):
+            values = self.loss(twin(*inputs), target)
+        return values.mean() if weight is None else (weight * values).mean()
+
+    def _moved(self, batch: Any, least: int = 2) -> list[Any]:
+        if not isinstance(batch, (tuple, list)) or len(batch) < least:
+            raise TypeError("samples must be tuples of an input and a target.")
+        return [t.to(self.device, non_blocking=True) if isinstance(t, Tensor) else t for t in batch]
+
+    @torch.no_grad()
+    def judge(self) -> tuple[Estimate, float, float]:
+        """The estimate as it is now, and the loss and accuracy of its mean model on what no twin saw."""
+        estimate = self.twins.estimate()
+        losses, right = [], []
+        with seeded(seeds.derive(self.seed, "judge")):  # for random transforms of the dataset
+            if self.normalised:
+                estimate.update_batchnorm(self._batches(self.bootstrap.seen))
+            for batch in self._batches(self.bootstrap.unseen):
+                *inputs, target = self._moved(batch)
+                output = estimate(*inputs)
+                losses.append(self.loss(output, target))
+                if self.classifies:
+                    right.append((output.argmax(1) == target).flatten())
+        accuracy = torch.cat(right).double().mean().item() if right else math.nan
+        return estimate, torch.cat(losses).double().mean().item(), accuracy
+
+    def _batches(self, samples: Tensor) -> Iterable[Any]:
+        return DataLoader(Subset(self.dataset, samples.tolist()), self.batch_size)
+
+
+class _Best:
+    """The estimate to keep, and how the run went."""
+
+    def __init__(self, run: _Run) -> None:
+        self.run = run
+        names = ("epoch", "train", "unseen", "accuracy", "sigma_least", "sigma_most", "rate", "seconds")
+        self.history: dict[str, list[float]] = {n: [] for n in names if n != "accuracy" or run.classifies}
+        self.epoch, self.lowest = 0, math.inf
+        self.estimate = run.twins.estimate()
+
+    def look(self, epoch: int, train: float, rate: float, began: float) -> None:
+        estimate, unseen, accuracy = self.run.judge()
+        seconds = time.perf_counter() - began
+        if not math.isfinite(unseen):
+            raise FloatingPointError(f"the mean model's loss on unseen samples is not finite in epoch {epoch}.")
+        sigma = self.run.twins.partition.sigma
+        row = {"epoch": epoch, "train": train, "unseen": unseen, "accuracy": accuracy, "rate": rate, "seconds": seconds}
+        row |= {"sigma_least": sigma.min().item(), "sigma_most": sigma.max().item()}
+        for name, values in self.history.items():
+            values.append(row[name])
+        if unseen < self.lowest:
+            self.estimate, self.epoch, self.lowest = estimate, epoch, unseen
+
+    def last(self) -> dict[str, float]:
+        return {name: values[-1] for name, values in self.history.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"history": self.history, "best": {"epoch": self.epoch, "estimate": self.estimate.state_dict()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.history = state["history"]
+        self.epoch = state["best"]["epoch"]
+        self.lowest = min(self.history["unseen"])
+        self.estimate.load_state_dict(state["best"]["estimate"])
+
+
+def _restore(state: dict[str, Any], parts: dict[str, Any], best: _Best) -> None:
+    if missing := sorted(parts.keys() - state.keys()):
+        raise ValueError(f"the checkpoint does not fit: it has no {missing[0]}; use the options of then.")
+    for name, part in parts.items():
+        part.load_state_dict(state[name])
+    best.load_state_dict(state)
+
+
+@contextmanager
+def _own_randomness(device: torch.device, *purpose: int | str) -> Iterator[None]:
+    """What a model draws by itself, as dropout does, depends on the step alone; the global generator stays as it is."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seeds.derive("model", *purpose))
+        yield
+
+
+def _adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.001)

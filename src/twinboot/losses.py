@@ -1,0 +1,82 @@
+"""What `fit` minimises: one value for each sample, by name or as a function of your own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+Name = Literal["classification", "regression", "gaussian"]
+
+
+def named(loss: Name | Loss) -> Loss:
+    """The loss of each sample, [n], from a model's output and the targets."""
+    if callable(loss):
+        return _one_each(loss)
+    try:
+        return _one_each({"classification": classification, "regression": regression, "gaussian": gaussian}[loss])
+    except (KeyError, TypeError):
+        raise ValueError(
+            f'unknown loss {loss!r}: use "classification", "regression", "gaussian" or a function of (output, target) '
+            "that gives one value for each sample."
+        ) from None
+
+
+def classification(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy; logits have the classes along dimension 1."""
+    if logits.ndim < 2:
+        raise ValueError(f"classification needs logits [samples, classes], but the model gives {tuple(logits.shape)}.")
+    if labels.is_floating_point():
+        raise TypeError(f"labels must be integers, not {labels.dtype}.")
+    wrong = labels[(labels < 0) | (labels >= logits.shape[1])]
+    if wrong.numel():
+        classes = logits.shape[1]
+        raise ValueError(f"label {int(wrong[0])} is out of range: the model has {classes} classes, 0 to {classes - 1}.")
+    values = F.cross_entropy(logits, labels.long(), reduction="none")
+    return values.reshape(len(values), -1).mean(1)
+
+
+def regression(values: Tensor, target: Tensor) -> Tensor:
+    """Squared error, a mean over what else a sample has."""
+    return (values - _like(target, values)).square().reshape(len(values), -1).mean(1)
+
+
+def gaussian(heads: Tensor, target: Tensor) -> Tensor:
+    """Negative log-likelihood of a normal distribution: the first half of the last dimension is its mean, the second
+    the logarithm of its variance."""
+    if heads.ndim < 2 or heads.shape[-1] % 2:
+        raise ValueError(
+            f"gaussian needs a mean and a log-variance for each value, but the model gives {_shape(heads)}."
+        )
+    mean, log_variance = heads.chunk(2, -1)
+    residual = mean - _like(target, mean)
+    values = 0.5 * (residual.square() * (-log_variance).exp() + log_variance + math.log(2 * math.pi))
+    return values.reshape(len(values), -1).mean(1)
+
+
+def _like(target: Tensor, values: Tensor) -> Tensor:
+    """Targets [n] also stand for [n, 1]. Nothing else is broadcast: [n] against [n, 1] would be a square."""
+    if (*target.shape, 1) == values.shape:
+        target = target.unsqueeze(-1)
+    if target.shape != values.shape:
+        raise ValueError(f"the targets have shape {_shape(target)}, but the model gives {_shape(values)}.")
+    return target.to(values.dtype)
+
+
+def _shape(t: Tensor) -> tuple[int, ...]:
+    return tuple(t.shape)
+
+
+def _one_each(loss: Loss) -> Loss:
+    def checked(output: Tensor, target: Tensor) -> Tensor:
+        values = loss(output, target)
+        if not isinstance(values, Tensor) or values.shape != (len(target),):
+            given = _shape(values) if isinstance(values, Tensor) else type(values).__name__
+            raise ValueError(f"the loss must give one value for each of {len(target)} samples, not {given}.")
+        return values
+
+    return checked

@@ -1,0 +1,243 @@
+"""The ready-made loop: what it learns, what it never reads, and how it goes on after a kill."""
+
+import csv
+import errno
+import math
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loops import assert_same_bits, mlp, seeded
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from twinboot import Bootstrap, Fit, fit, resets
+
+QUIET: dict[str, Any] = {"progress": False, "optimizer": lambda p: torch.optim.Adam(p, 0.02)}
+
+
+def blobs(n: int = 240, seed: int = 0) -> TensorDataset:
+    """Three classes of points around three corners."""
+    labels = torch.arange(n) % 3
+    corners = 2 * torch.eye(3, 4)
+    return TensorDataset(corners[labels] + torch.randn(n, 4, generator=seeded(seed)), labels)
+
+
+def dropout_net() -> nn.Sequential:
+    first, *rest = mlp()
+    return nn.Sequential(first, nn.Dropout(0.2), *rest)
+
+
+def test_it_learns_and_keeps_the_epoch_that_predicts_unseen_samples_best() -> None:
+    found = fit(mlp(), blobs(), epochs=12, **QUIET)
+    assert found.history["epoch"] == list(range(1, 13))
+    assert found.history["unseen"][found.best_epoch - 1] == min(found.history["unseen"])
+    assert found.history["accuracy"][found.best_epoch - 1] > 0.85
+    assert all(
+        0 < least <= most for least, most in zip(found.history["sigma_least"], found.history["sigma_most"], strict=True)
+    )
+    x, y = blobs()[found.bootstrap.unseen]
+    expected = nn.functional.cross_entropy(found.estimate(x), y).item()
+    assert min(found.history["unseen"]) == pytest.approx(expected, rel=1e-5)
+    assert repr(found).startswith(f"Fit(epoch {found.best_epoch} of 12, unseen 0.")
+
+
+def test_unseen_samples_change_nothing_that_is_trained() -> None:
+    data, other = blobs(), blobs()
+    bootstrap = Bootstrap(len(data), seed=5)
+    other.tensors[0][bootstrap.unseen] += 7
+    first, second = (fit(mlp(), d, epochs=1, bootstrap=bootstrap, **QUIET) for d in (data, other))
+    assert_same_bits(first.estimate.state_dict(), second.estimate.state_dict())
+    assert first.history["unseen"] != second.history["unseen"]
+
+
+@pytest.mark.parametrize("loss", ["regression", "gaussian", lambda out, y: (out[:, 0] - y).abs()])
+def test_values_are_fitted_by_each_loss(loss: Any) -> None:
+    x = torch.randn(300, 4, generator=seeded(1))
+    data = TensorDataset(x, x[:, 0] - x[:, 1])
+    found = fit(mlp(outputs=2 if loss == "gaussian" else 1), data, loss, epochs=15, **QUIET)
+    assert "accuracy" not in found.history
+    out = found.estimate(x)[:, 0]
+    assert (out - data.tensors[1]).square().mean() < 0.1 * data.tensors[1].var()
+
+
+def test_counts_and_draws_both_find_a_line_without_noise() -> None:
+    x = torch.randn(300, 3, generator=seeded(2))
+    data = TensorDataset(x, x @ torch.tensor([1.0, -2.0, 0.5]))
+    options: dict[str, Any] = {"epochs": 60, "progress": False, "optimizer": lambda p: torch.optim.Adam(p, 0.1)}
+    for kind in ("draws", "counts"):
+        found = fit(nn.Linear(3, 1), data, "regression", resample=kind, **options).estimate.module
+        torch.testing.assert_close(found.weight, torch.tensor([[1.0, -2.0, 0.5]]), atol=0.02, rtol=0)
+
+
+def test_batchnorm_of_the_mean_model_has_statistics_of_its_own() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    data = blobs()
+    found = fit(model, data, epochs=3, **QUIET)
+    inner = found.estimate.module
+    batches = data.tensors[0][found.bootstrap.seen].split(64)
+    expected = torch.stack([inner[0](x).mean(0) for x in batches]).mean(0)
+    torch.testing.assert_close(inner[1].running_mean, expected)
+
+
+def test_patience_ends_a_run_that_gets_no_better() -> None:
+    noise = TensorDataset(torch.randn(60, 4, generator=seeded(3)), torch.randint(3, (60,), generator=seeded(4)))
+    found = fit(mlp(), noise, epochs=200, patience=3, progress=False, optimizer=lambda p: torch.optim.Adam(p, 0.1))
+    assert len(found.history["epoch"]) == found.best_epoch + 3 < 200
+
+
+def test_global_generators_and_the_model_stay_as_they_are() -> None:
+    model = dropout_net()
+    before, state = [p.clone() for p in model.parameters()], torch.get_rng_state()
+    fit(model, blobs(), epochs=2, **QUIET)
+    assert torch.equal(state, torch.get_rng_state())
+    assert_same_bits(before, list(model.parameters()))
+
+
+def scheduled(**options: Any) -> Fit:
+    settings: dict[str, Any] = {"epochs": 6, "batch_size": 32, "reset": resets.every(2), "seed": 3}
+    halve = lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)  # noqa: E731
+    return fit(dropout_net(), blobs(), scheduler=halve, **QUIET, **settings | options)
+
+
+def without_time(found: Fit) -> dict[str, list[float]]:
+    return {name: values for name, values in found.history.items() if name != "seconds"}
+
+
+def test_a_run_that_is_killed_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    """kill -9 in the middle of an epoch, three times over."""
+    script = textwrap.dedent(f"""
+        import os, signal, sys
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        import torch
+        torch.set_num_threads(1)
+        import test_fit
+        from torch.utils.data import TensorDataset
+        class Deadly(TensorDataset):
+            reads = 0
+            def __getitem__(self, index):
+                Deadly.reads += 1
+                if Deadly.reads == int(sys.argv[1]):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return super().__getitem__(index)
+        data = Deadly(*test_fit.blobs().tensors)
+        test_fit.blobs = lambda: data
+        test_fit.scheduled(checkpoint={str(tmp_path)!r})
+    """)
+    for reads in (700, 500, 900):
+        ended = subprocess.run([sys.executable, "-c", script, str(reads)], capture_output=True, text=True)
+        assert ended.returncode == -signal.SIGKILL, ended.stderr
+    done = len(list(tmp_path.glob("epoch-*.pt")))
+    assert done == 2  # of the last epochs, as `keep` says
+    resumed, whole = scheduled(checkpoint=tmp_path), scheduled()
+    assert_same_bits(resumed.estimate.state_dict(), whole.estimate.state_dict())
+    assert without_time(resumed) == without_time(whole)
+    assert resumed.best_epoch == whole.best_epoch
+
+
+def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
+    scheduled(checkpoint=tmp_path, epochs=3)
+    assert without_time(scheduled(checkpoint=tmp_path)) == without_time(scheduled())
+
+
+def test_a_checkpoint_of_other_options_is_refused(tmp_path: Path) -> None:
+    scheduled(checkpoint=tmp_path, epochs=1)
+    with pytest.raises(ValueError, match="does not fit: batch_size was 32 and is 16 here"):
+        scheduled(checkpoint=tmp_path, batch_size=16)
+
+
+class Spoiled(Dataset[tuple[Tensor, Tensor]]):
+    """One sample turns to NaN after so many reads."""
+
+    def __init__(self, after: int) -> None:
+        self.data, self.left = blobs(), after
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x, y = self.data[index]
+        self.left -= 1
+        return (x * math.nan if self.left < 0 else x), y
+
+
+def test_a_loss_that_turns_nan_names_epoch_and_step_and_leaves_a_good_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(FloatingPointError, match=r"not finite in epoch 3, step \d+: lower the learning rate"):
+        fit(mlp(), Spoiled(750), epochs=9, checkpoint=tmp_path, **QUIET)
+    found = fit(mlp(), Spoiled(10**9), epochs=3, checkpoint=tmp_path, **QUIET)
+    whole = fit(mlp(), Spoiled(10**9), epochs=3, **QUIET)
+    assert_same_bits(found.estimate.state_dict(), whole.estimate.state_dict())
+
+
+def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_stays(tmp_path: Path, monkeypatch: Any) -> None:
+    fit(mlp(), blobs(), epochs=1, checkpoint=tmp_path, **QUIET)
+    before = (tmp_path / "epoch-1.pt").read_bytes()
+
+    def full(state: Any, path: Path) -> None:
+        path.write_bytes(b"half of it")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(
+        OSError, match=r"can't write .*epoch-2.pt: No space left on device; the checkpoint before it is"
+    ):
+        fit(mlp(), blobs(), epochs=2, checkpoint=tmp_path, **QUIET)
+    assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("epoch-1.pt", before)]
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 truncated", b"cposix\nsystem\n(S'true'\ntR."])
+def test_a_damaged_checkpoint_is_named_and_never_unpickled(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "epoch-4.pt").write_bytes(content)
+    with pytest.raises(ValueError, match=r"epoch-4.pt is damaged: delete it"):
+        fit(mlp(), blobs(), epochs=5, checkpoint=tmp_path, **QUIET)
+
+
+def test_the_log_has_the_whole_history_also_of_a_resumed_run(tmp_path: Path) -> None:
+    path, places = tmp_path / "run.csv", {"checkpoint": tmp_path / "states", "log": tmp_path / "run.csv"}
+    fit(mlp(), blobs(), epochs=2, **places, **QUIET)
+    found = fit(mlp(), blobs(), epochs=4, **places, **QUIET)
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(float(row["epoch"])) for row in rows] == [1, 2, 3, 4]
+    assert [float(row["unseen"]) for row in rows] == found.history["unseen"]
+    with pytest.raises(ValueError, match=r"log must be a file.csv"):
+        fit(mlp(), blobs(), epochs=1, log="run.txt", **QUIET)
+
+
+def test_progress_is_a_line_for_each_epoch(capsys: Any) -> None:
+    fit(mlp(), blobs(), epochs=2, optimizer=QUIET["optimizer"])
+    said = capsys.readouterr()
+    assert said.out == ""
+    first, second = said.err.splitlines()
+    assert first.startswith("epoch 1 of 2: loss ")
+    assert "accuracy" in second
+    assert "0:00 left" in second
+
+
+def test_autocast_trains_too() -> None:
+    found = fit(mlp(), blobs(), epochs=6, amp=torch.bfloat16, **QUIET)
+    assert max(found.history["accuracy"]) > 0.7
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"epochs": 0}, "epochs and patience must be at least 1, not 0"),
+        ({"patience": 0}, "epochs and patience must be at least 1"),
+        ({"loss": "mse"}, "unknown loss 'mse'"),
+        ({"resample": "all"}, "unknown resample 'all'"),
+        ({"dataset": TensorDataset(torch.zeros(0, 4), torch.zeros(0).long())}, "the dataset is empty"),
+        ({"dataset": TensorDataset(torch.zeros(9, 4), torch.full((9,), 3))}, "label 3 is out of range"),
+        ({"dataset": TensorDataset(torch.zeros(9, 4))}, "tuples of an input and a target"),
+        ({"bootstrap": Bootstrap(240, kind="bayesian")}, "every sample is seen by some twin"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_in_one_sentence(change: dict[str, Any], said: str) -> None:
+    options: dict[str, Any] = {"model": mlp(), "dataset": blobs(), "epochs": 1, **QUIET}
+    with pytest.raises((ValueError, TypeError), match=said):
+        fit(**options | change)
