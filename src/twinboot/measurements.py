@@ -137,7 +137,8 @@ class Divided(Weighted):
 
     def unseen_losses(self, field: Tensor) -> Tensor:
         operator, observed = self.validation
-        return (operator(field.clone()) - observed).square().reshape(len(observed), -1).mean(1)
+        squared = (operator(field.clone()) - observed).square()
+        return squared.reshape(len(observed), math.prod(observed.shape[1:])).mean(1)
 
 
 class Batches(Divided):
