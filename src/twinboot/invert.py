@@ -132,6 +132,7 @@ def invert(
         if step % check == 0 or step == steps:
             best.look(step, train / replicas, data, stop)
             if patience is not None and step - best.step >= patience:
+                progress(step)
                 break
         if due(step) and step < steps:
             twins.reset(mode)
