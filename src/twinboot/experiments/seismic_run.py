@@ -91,7 +91,7 @@ RESPONSES: tuple[Response, ...] = ("tanh", "cubic")
 
 
 def parts(config: Config) -> list[Part]:
-    found = [Part(f"cost {rows}", config.turns - 1, partial(_cost, config, rows)) for rows in costed(config)]
+    found = [Part(f"cost {rows}", config.turns, partial(_cost, config, rows)) for rows in costed(config)]
     for response in RESPONSES:
         for batch in (None, config.batch):
             for run in RUNS:
