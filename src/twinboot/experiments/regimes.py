@@ -163,14 +163,13 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
     paper, end, stopped = (compare(tables["runs"], *pair) for pair in COMPARISONS.values())
     few = config.seeds < 3
     won, lost = paper[paper["clear"] < 0], paper[paper["clear"] > 0]
-    status: Status = "undecided" if few else "held" if not len(lost) else "partly" if len(won) else "not held"
     best = paper.loc[paper["change"].idxmin()]
     where = ", ".join(f"{name} {best[name]:g}" for name in AXES)
     return [
         Verdict(
             "Twin-Boot lowers the reconstruction error, by the paper's protocol.",
             "Section 4.3, Table 1",
-            status,
+            "undecided" if few else _share(paper),
             f"Clearly in {len(won)} of {len(paper)} tasks, and clearly the other way in {len(lost)}. At its best it "
             f"changes the error by {best['change']:+.0%} ({where}); Table 1 has -71 %. {_common(won)}",
         ),
