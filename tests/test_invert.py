@@ -120,6 +120,30 @@ def test_the_kept_state_is_that_of_the_step_it_names() -> None:
     assert_same_bits(found.sigma, again.sigma)
 
 
+def test_patience_ends_a_run_that_brings_nothing_better_and_keeps_the_state_of_the_whole_run() -> None:
+    kernel, _, observed = blurred(1)
+    told: list[int] = []
+    run = partial(invert, lambda v: kernel @ v, observed, torch.zeros(60), optimizer=FAST, decay=1.0, steps=300)
+    whole, ended = run(), run(patience=100, progress=told.append)
+    last = ended.history["step"][-1]
+    assert last == ended.best_step + 100 < 300
+    assert told == list(range(1, last + 1))
+    assert ended.best_step == whole.best_step
+    assert_same_bits(ended.field, whole.field)
+    assert_same_bits(ended.sigma, whole.sigma)
+    assert ended.history["unseen"] == whole.history["unseen"][: len(ended.history["unseen"])]
+
+
+def test_patience_counts_from_the_last_better_state_and_ends_at_a_check() -> None:
+    operator, _, observed = linear(noise=1.0)
+    run = partial(invert, lambda v: operator @ v, observed, torch.zeros(12), optimizer=FAST, decay=1.0, steps=300)
+    short = run(patience=15)
+    assert short.history["step"][-1] == short.best_step + 20
+    assert short.best_step > 20  # it went on while there was something better
+    patient = run(patience=300)
+    assert patient.history["step"][-1] == 300
+
+
 def test_both_twins_go_through_the_operator_in_one_call() -> None:
     operator, _, observed = linear()
     calls = []
@@ -305,6 +329,8 @@ def sometimes_nan(v: Tensor) -> Tensor:
         ({"mode": "median"}, ValueError, "unknown reset mode 'median'"),
         ({"stop": "soon"}, ValueError, 'stop must be "unseen" or None'),
         ({"steps": 0}, ValueError, "at least 1"),
+        ({"patience": 0}, ValueError, "patience must be at least 1, .*not 0 and 'unseen'"),
+        ({"patience": 10, "stop": None}, ValueError, 'patience .* goes with stop="unseen", not 10 and None'),
         ({"bootstrap": Bootstrap(60, replicas=3)}, ValueError, "3 replicas, but there are 2 twins"),
         ({"bootstrap": Bootstrap(50)}, ValueError, "resamples 50 measurements"),
         ({"bootstrap": Bootstrap(60, kind="bayesian")}, ValueError, "use stop=None"),
