@@ -314,3 +314,20 @@ def test_a_part_of_the_operator_that_ignores_the_field_is_refused() -> None:
     data = see(Constant(forward.kernels), observed, START, Bootstrap(N), None, 0)
     with pytest.raises(ValueError, match="does not depend on the field"):
         data.loss(some_fields(2), 1)
+
+
+def test_an_operator_whose_rows_are_a_number_is_an_ordinary_function() -> None:
+    class Operator:
+        rows = 20
+
+        def __call__(self, field: Tensor) -> Tensor:
+            return field.repeat(5)
+
+    found = invert(Operator(), torch.ones(20), torch.zeros(4), steps=300)
+    assert (found.field - 1).abs().max() < 0.1
+
+
+def test_batches_of_a_bayesian_bootstrap_are_refused() -> None:
+    bootstrap = Bootstrap(20, kind="bayesian")
+    with pytest.raises(ValueError, match="weights, not draws to take a few of: leave batch_size out"):
+        invert(Dense(torch.eye(20)), torch.ones(20), torch.zeros(20), batch_size=4, bootstrap=bootstrap, stop=None)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from . import seeds
 from .bootstrap import Bootstrap
-from .operators import Divisible, Forward, together
+from .operators import Divisible, Forward, divisible, together
 
 UNRELATED = "what forward gives does not depend on the field by operations that PyTorch can differentiate."
 
@@ -28,7 +28,7 @@ def see(
 ) -> Weighted:
     """The measurements as the twins see them, in the cheapest way that the operator allows."""
     once = _measured(forward, observed, initial)
-    if not isinstance(forward, Divisible) or bootstrap.n != len(observed):
+    if not divisible(forward) or bootstrap.n != len(observed):
         if batch_size is None:
             return Weighted(forward, observed, initial, bootstrap)
         raise ValueError(
@@ -115,7 +115,7 @@ class Divided(Weighted):
     """Each twin has an operator of its own: that of the measurements that it drew."""
 
     def _prepare(self, initial: Tensor, bootstrap: Bootstrap) -> None:
-        assert isinstance(self.forward, Divisible)
+        assert divisible(self.forward)
         unseen = bootstrap.unseen.to(self.observed.device)
         self.validation = self.forward.rows(unseen), self.observed[unseen]
         order, parts = _arrange(bootstrap.counts)
@@ -131,7 +131,7 @@ class Divided(Weighted):
         return self._descend(predicted, self.drawn, self.drawn_weights, apart)
 
     def seen(self) -> tuple[Forward, torch.Size]:
-        assert isinstance(self.forward, Divisible)
+        assert divisible(self.forward)
         rows = (~self.none_sees).nonzero().squeeze(1)
         return self.forward.rows(rows), self.observed[rows].shape
 
@@ -153,12 +153,14 @@ class Batches(Divided):
         batch_size: int,
         seed: int,
     ) -> None:
+        if bootstrap.kind == "bayesian":
+            raise ValueError("a bayesian bootstrap has weights, not draws to take a few of: leave batch_size out.")
         self.draws = [bootstrap.indices(b) for b in range(bootstrap.replicas)]
         self.batch_size, self.seed, self.epoch = batch_size, seed, -1
         super().__init__(forward, observed, initial, bootstrap)
 
     def loss(self, fields: Tensor, step: int) -> tuple[float, Tensor]:
-        assert isinstance(self.forward, Divisible)
+        assert divisible(self.forward)
         epoch, place = divmod(step - 1, max(1, min(map(len, self.draws)) // self.batch_size))
         if epoch != self.epoch:
             generator = torch.Generator().manual_seed(seeds.derive(self.seed, "batches", epoch))

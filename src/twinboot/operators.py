@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Protocol, Self, runtime_checkable
+from typing import Protocol, Self, TypeGuard
 
 import torch
 from torch import Tensor
@@ -18,13 +18,17 @@ from torch.func import vmap
 Forward = Callable[[Tensor], Tensor]
 
 
-@runtime_checkable
 class Divisible(Protocol):
     """An operator that can be had for some measurements alone: `rows(index)(field)` is `operator(field)[index]`."""
 
     def __call__(self, field: Tensor, /) -> Tensor: ...
 
     def rows(self, index: Tensor | slice, /) -> Divisible: ...
+
+
+def divisible(forward: Forward) -> TypeGuard[Divisible]:
+    """Whether an operator has a method `rows`; a number or a tensor of that name is none."""
+    return callable(getattr(forward, "rows", None))
 
 
 class Dense:

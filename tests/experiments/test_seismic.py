@@ -147,7 +147,8 @@ def tables(
             frame |= {"correlation": sign * correlation + own, **{f"covered_{level}": level for level in LEVELS}}
             frames.append(pd.DataFrame(frame))
     cost = pd.DataFrame({"turn": [2, 3, 4], "standard": 0.001, "twins": [0.001 * ratio, 0.001 * ratio, 1.0]})
-    return {"runs": pd.concat(frames, ignore_index=True), "cost": cost}
+    larger = cost.assign(rows=16384, twins=0.0013)
+    return {"runs": pd.concat(frames, ignore_index=True), "cost": pd.concat([cost.assign(rows=4096), larger])}
 
 
 @pytest.mark.parametrize(

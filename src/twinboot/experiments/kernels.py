@@ -21,6 +21,7 @@ from ..bootstrap import Bootstrap
 
 SIDE = 30
 TEST_ROWS = 1000
+MIN_WIDTH = 0.3  # of kernels in cells: a narrower one may fall between all of them
 HELD_OUT = math.exp(-2)  # what a hold-out gives up: as much as two bootstrap samples leave unseen, 13.5 %
 Response = Literal["tanh", "cubic"]
 

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from .. import plots
 from .descent import Method, Schedule, State, train
 from .experiment import Part, Status, Tables, Tick, Verdict, one_thread, refuse_repeated
-from .kernels import Problem, Task, problem
+from .kernels import MIN_WIDTH, Problem, Task, problem
 from .scores import interval, scores
 
 TITLE = "Seismic inversion: the map of regimes"
@@ -80,6 +80,8 @@ class Config:
         for name in AXES:
             if not all(value > 0 for value in getattr(self, name)):
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}.")
+        if min(self.width) < MIN_WIDTH:
+            raise ValueError(f"width must be at least {MIN_WIDTH} cells, not {self.width}.")
         if min(self.rows) < 50 or max(self.spread) > 1:
             raise ValueError(f"rows must be at least 50 and spread at most 1, not {self.rows} and {self.spread}.")
         if not (self.rate > 0 and 0 < self.decay <= 1 and self.steps >= 1 and self.seeds >= 2):

@@ -10,7 +10,7 @@ import torch
 
 from .descent import Method, Schedule, State, train
 from .experiment import Part, Tick, one_thread
-from .kernels import Problem, Response, Task, problem, size, slopes, tikhonov
+from .kernels import MIN_WIDTH, Problem, Response, Task, problem, size, slopes, tikhonov
 from .scores import deciles, scores
 from .seismic_cost import cost
 
@@ -54,6 +54,8 @@ class Config:
         for name in ("noise", "beta", "width", "spread", "texture", "contrast", "rate"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}.")
+        if self.width < MIN_WIDTH:
+            raise ValueError(f"width must be at least {MIN_WIDTH} cells, not {self.width}.")
         if not (self.spread <= 1 and 0 < self.decay <= 1):
             raise ValueError(f"spread and decay must be at most 1, not {self.spread} and {self.decay}.")
         if self.rows < 50 or not 1 <= self.batch <= self.rows // 2:
