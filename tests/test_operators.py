@@ -5,7 +5,7 @@ import torch
 from loops import assert_same_bits, seeded
 from torch import Tensor
 
-from twinboot.operators import Dense, together
+from twinboot.operators import Dense, divisible, together
 
 MATRIX = torch.randn(9, 6, generator=seeded(0))
 FIELD = torch.randn(2, 3, generator=seeded(1))

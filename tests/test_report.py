@@ -12,7 +12,7 @@ import pytest
 import toy
 
 from twinboot import cli, plots
-from twinboot.experiments import basins, fwi, gaussian, seismic, sweeps
+from twinboot.experiments import basins, estimates, fwi, gaussian, regimes, seismic, sweeps
 from twinboot.experiments.experiment import Verdict
 from twinboot.experiments.store import carry_out, load
 from twinboot.report import _reasons, write_report
@@ -116,20 +116,24 @@ def test_the_report_of_the_real_experiments_in_a_browser(tmp_path: Path, monkeyp
     tiny: Any = {"shots": 8, "receivers": 10, "duration": 0.48, "steps": 2, "check": 1, "seeds": 1}
     monkeypatch.setattr(fwi, "QUICK", fwi.Config(**tiny))
     monkeypatch.setattr(seismic, "QUICK", seismic.Config(rows=64, seeds=2, steps=3, turns=2))
+    one: Any = {"rows": (60,), "noise": (0.3,), "beta": (1.0,), "width": (1.0,), "spread": (1.0,)}
+    monkeypatch.setattr(regimes, "QUICK", regimes.Config(**one, seeds=2, steps=3))
+    monkeypatch.setattr(estimates, "QUICK", estimates.Config(seeds=2, steps=21))
     assert cli.main(["reproduce", "--quick", "--out", str(tmp_path)]) == 0
     with browser() as driver:
         driver.get((tmp_path / "report.html").as_uri())
         images = driver.execute_script(
             "return [...document.images].map(i => Math.min(i.naturalWidth, i.naturalHeight))"
         )
-        assert len(images) == 5
+        assert len(images) == 7
         assert min(images) > 500
         sections = driver.execute_script(
             "return [...document.querySelectorAll('section')].map(s => [s.id, s.querySelectorAll('.numbers').length,"
             " s.querySelectorAll('.verdict').length, s.querySelectorAll('table.config tbody tr').length])"
         )
         fields = {name: len(module.Config.__dataclass_fields__) for name, module in cli.EXPERIMENTS.items()}
-        expected = [["gaussian", 2, 4], ["basins", 1, 3], ["sweeps", 1, 5], ["seismic", 6, 4], ["fwi", 1, 2]]
+        expected = [["gaussian", 2, 4], ["basins", 1, 3], ["sweeps", 1, 5], ["seismic", 6, 4]]
+        expected += [["regimes", 2, 2], ["estimates", 2, 2], ["fwi", 1, 2]]
         assert sections == [[*row, fields[str(row[0])]] for row in expected]
         reasons = driver.execute_script(
             "return [...document.querySelectorAll('.config td:last-child')].map(t => t.innerHTML)"
