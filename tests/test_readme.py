@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from loops import classes, mlp
 from torch.utils.data import DataLoader
 
-from twinboot import invert
+from twinboot import fit, invert
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
@@ -38,7 +38,7 @@ def test_both_sides_of_the_diff_run() -> None:
 
 def test_the_snippets_run_after_the_loop(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    predict, weighted, stacked, resume, inverse = blocks("python")
+    predict, weighted, stacked, resume, whole, inverse = blocks("python")
     names = scope()
     exec(one_side(blocks("diff")[0], drop="-"), names)
     names["x"] = names["dataset"].tensors[0]
@@ -58,6 +58,9 @@ def test_the_snippets_run_after_the_loop(tmp_path: Path, monkeypatch: Any) -> No
         names | {"path": tmp_path / "checkpoint.pt", "epochs": 4, "done": (done := [])},
     )
     assert done == [3, 4]
+
+    exec(whole, names | {"fit": partial(fit, progress=False)})
+    assert (tmp_path / "run").is_dir()
 
     kernel = torch.randn(50, 900, generator=torch.Generator().manual_seed(0))
     names |= {"operator": lambda field: kernel @ field.flatten(), "measurements": kernel.mean(1)}
