@@ -331,3 +331,16 @@ def test_batches_of_a_bayesian_bootstrap_are_refused() -> None:
     bootstrap = Bootstrap(20, kind="bayesian")
     with pytest.raises(ValueError, match="weights, not draws to take a few of: leave batch_size out"):
         invert(Dense(torch.eye(20)), torch.ones(20), torch.zeros(20), batch_size=4, bootstrap=bootstrap, stop=None)
+
+
+@pytest.mark.parametrize(
+    ("function", "together"), [(None, True), (torch.tanh, True), (lambda v: v - v.mean(), False), (torch.triu, True)]
+)
+def test_a_function_that_mixes_cells_keeps_the_twins_of_a_dense_operator_apart(function: Any, together: bool) -> None:
+    matrix = torch.randn(40, 9, generator=seeded(3))
+    data = see(Dense(matrix, function), torch.ones(40), torch.zeros(3, 3), Bootstrap(40), None, 0)
+    assert (data.pair is not None) == together
+    fields = torch.randn(2, 3, 3, generator=seeded(4))
+    plain = see(Dense(matrix, function).__call__, torch.ones(40), torch.zeros(3, 3), Bootstrap(40), None, 0)
+    for a, b in zip(data.loss(fields, 1), plain.loss(fields, 1), strict=True):
+        torch.testing.assert_close(torch.as_tensor(a), torch.as_tensor(b))

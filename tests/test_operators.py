@@ -126,3 +126,15 @@ def test_one_by_one_the_fields_are_safe_from_an_operator_that_writes() -> None:
     before = fields.clone()
     together(writes, FIELD, 2)(fields)
     assert_same_bits(fields, before)
+
+
+def test_the_ends_of_a_pair_are_the_rows_of_each_field_alone() -> None:
+    matrix = torch.randn(11, 6, generator=torch.Generator().manual_seed(1))
+    fields = torch.randn(2, 2, 3, generator=torch.Generator().manual_seed(2))
+    operator = Dense(matrix, torch.tanh)
+    for length in (1, 7, 11):
+        found = operator.ends(length)(fields)
+        torch.testing.assert_close(found[0], operator.rows(slice(0, length))(fields[0]))
+        torch.testing.assert_close(found[1], operator.rows(slice(11 - length, 11))(fields[1]))
+    part = operator.rows(slice(2, 9))  # a view, whose rows are not next to each other in memory
+    torch.testing.assert_close(part.ends(4)(fields)[1], operator.rows(slice(5, 9))(fields[1]))

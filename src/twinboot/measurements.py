@@ -18,7 +18,7 @@ from torch import Tensor
 
 from . import seeds
 from .bootstrap import Bootstrap
-from .operators import Divisible, Forward, divisible, together
+from .operators import Dense, Divisible, Forward, divisible, together
 
 UNRELATED = "what forward gives does not depend on the field by operations that PyTorch can differentiate."
 
@@ -112,7 +112,8 @@ class Weighted:
 
 
 class Divided(Weighted):
-    """Each twin has an operator of its own: that of the measurements that it drew."""
+    """Each twin has an operator of its own: that of the measurements that it drew. A pair of twins of a dense operator
+    has one for both, of two windows of its matrix that overlap where both twins drew."""
 
     def _prepare(self, initial: Tensor, bootstrap: Bootstrap) -> None:
         assert divisible(self.forward)
@@ -124,8 +125,20 @@ class Divided(Weighted):
         self.parts = [operator.rows(part) for part in parts]
         self.drawn = [observed[part] for part in parts]
         self.drawn_weights = [weights[b][part] for b, part in enumerate(parts)]
+        self.pair = None
+        if isinstance(operator, Dense) and len(parts) == 2:
+            # Windows are equally long: the twin that drew fewer has a few of the other's in its own, with no weight.
+            length = max(map(len, self.drawn))
+            ends = [slice(0, length), slice(len(order) - length, None)]
+            pair = operator.ends(length)
+            if _same_for_each(pair, [operator.rows(end) for end in ends], initial):
+                self.pair, self.drawn_pair = pair, torch.stack([observed[end] for end in ends])
+                self.pair_weights = torch.stack([weights[b][end] for b, end in enumerate(ends)])
 
     def loss(self, fields: Tensor, step: int) -> tuple[float, Tensor]:
+        if self.pair is not None:
+            fields = fields.detach().requires_grad_()
+            return self._descend([self.pair(fields)], [self.drawn_pair], [self.pair_weights], [fields])
         apart = [field.requires_grad_() for field in fields.detach().unbind()]
         predicted = [operator(field) for operator, field in zip(self.parts, apart, strict=True)]
         return self._descend(predicted, self.drawn, self.drawn_weights, apart)
@@ -186,6 +199,19 @@ def _arrange(counts: Tensor) -> tuple[Tensor, Sequence[Tensor | slice]]:
     kinds = (seen[0] & ~seen[1], seen.all(0), seen[1] & ~seen[0])
     first, both, second = (which.nonzero().squeeze(1) for which in kinds)
     return torch.cat([first, both, second]), [slice(0, len(first) + len(both)), slice(len(first), None)]
+
+
+def _same_for_each(pair: Forward, parts: Sequence[Forward], initial: Tensor) -> bool:
+    """Whether a pair of fields gives what each gives alone: not if the function before the matrix mixes cells."""
+    draw = torch.Generator(initial.device).manual_seed(0)
+    shift = torch.empty(2, *initial.shape, dtype=initial.dtype, device=initial.device).normal_(generator=draw)
+    fields = initial + 0.1 * shift * (initial.square().mean().sqrt() + 1)
+    with torch.no_grad():
+        try:
+            found, expected = pair(fields), torch.stack([part(f) for part, f in zip(parts, fields, strict=True)])
+        except (RuntimeError, ValueError):
+            return False
+    return found.shape == expected.shape and torch.allclose(found, expected, 1e-3, 1e-5 * float(expected.abs().max()))
 
 
 def _measured(forward: Forward, observed: Tensor, initial: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ def divisible(forward: Forward) -> TypeGuard[Divisible]:
 
 
 class Dense:
-    """A matrix applied to a field, after a function of its cells if one is given: `matrix @ function(field).flatten()`.
+    """A matrix applied to a field, after a function of each cell if one is given: `matrix @ function(field).flatten()`.
 
     >>> operator = Dense(torch.ones(4, 6), torch.tanh)
     >>> operator(torch.zeros(2, 3)).shape, operator.rows(slice(1, 3))(torch.zeros(2, 3)).shape
@@ -57,6 +57,20 @@ class Dense:
         part = copy.copy(self)
         part.columns = self.columns[:, index]
         return part
+
+    def ends(self, length: int) -> Forward:
+        """The operator for a pair of fields [2, ...]: the first `length` rows of the one, the last of the other.
+
+        One batched product for both, which PyTorch spreads over its threads, on two overlapping views of the matrix.
+        """
+        cells, rows = self.columns.shape
+        windows = self.columns.as_strided((2, cells, length), (rows - length, self.columns.stride(0), 1))
+
+        def pair(fields: Tensor) -> Tensor:
+            values = fields if self.function is None else self.function(fields)
+            return torch.bmm(values.flatten(1)[:, None], windows).squeeze(1)
+
+        return pair
 
 
 def together(forward: Forward, initial: Tensor, replicas: int) -> Forward:

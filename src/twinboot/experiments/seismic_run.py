@@ -158,8 +158,7 @@ def costed(config: Config) -> tuple[int, int]:
 
 def _cost(config: Config, rows: int, tick: Tick) -> dict[str, pd.DataFrame]:
     [first, *_] = _problems(replace(config, rows=rows, seeds=2), "tanh")
-    with one_thread():
-        return {"cost": _labelled(cost(first, _schedule(config, None), config.turns, tick), rows=rows)}
+    return {"cost": _labelled(cost(first, _schedule(config, None), config.turns, tick), rows=rows)}
 
 
 def _scored(problems: list[Problem], state: State, method: Method, labels: dict[str, str]) -> pd.DataFrame:
