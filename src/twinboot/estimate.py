@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.optim.swa_utils import update_bn
+from torch.utils.data import DataLoader, Dataset
 
-from . import files
+from . import calibration, files
 from .noise import normals
 from .partition import Partition
 from .prediction import Moments, Prediction, Task, combine
@@ -37,6 +38,7 @@ class Estimate(nn.Module):
         super().__init__()
         self.module = module
         self.partition = partition
+        self.temperature = self.scale = 1.0  # of logits, and of sigma; `calibrate` finds better ones
         self.eval()
 
     @classmethod
@@ -78,7 +80,7 @@ class Estimate(nn.Module):
         task: Task = "classification",
         *,
         batch_size: int = 256,
-        scale: float = 1.0,
+        scale: float | None = None,
         seed: int = 0,
         vectorize: bool | None = None,
     ) -> Prediction:
@@ -89,7 +91,7 @@ class Estimate(nn.Module):
             task: `"classification"`: the model gives logits along dimension 1, and probabilities are averaged over
                 the draws. `"regression"`: the model gives values.
             batch_size: inputs at a time. Memory beyond the result does not grow with the number of inputs.
-            scale: factor on sigma.
+            scale: factor on sigma; by default that of `calibrate`, or 1.
             seed: the same seed gives the same draws.
             vectorize: several draws at once with `torch.func.vmap`, or one after another; the numbers are the same to
                 rounding. None takes the first where it pays and the model allows it, else the second.
@@ -100,6 +102,7 @@ class Estimate(nn.Module):
             raise ValueError(f'unknown task {task!r}: use "classification" or "regression".')
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size!r}.")
+        scale = self.scale if scale is None else scale
         chunks = _chunks(x, batch_size, self.partition.sigma.device)
         draws = [derive(seed, "predict", s) for s in range(samples)]
         with torch.no_grad(), _evaluating(self.module):
@@ -115,7 +118,8 @@ class Estimate(nn.Module):
     ) -> Prediction:
         moments = [Moments(task) for _ in chunks]
         # Inside vmap a module may keep what is only valid there (weight_norm's hook does), so that uses up a copy.
-        run: Callable[..., Tensor] = partial(_run, replicate(self.module)[0] if vectorize else self.module, task)
+        module = replicate(self.module)[0] if vectorize else self.module
+        run: Callable[..., Tensor] = partial(_run, module, task, self.temperature)
         run = vmap(run, in_dims=(0, None)) if vectorize else run
         for weights in self._stacks(draws, scale, vectorize):
             for part, chunk in zip(moments, chunks, strict=True):
@@ -144,6 +148,37 @@ class Estimate(nn.Module):
         sigmas = self.partition.expand(centers, scale)
         return {n: (c + s * e).to(c.dtype) for n, c, s, e in zip(names, centers, sigmas, noise, strict=True)}
 
+    def calibrate(self, dataset: Dataset[Any], *, samples: int = 32, batch_size: int = 256, seed: int = 0) -> float:
+        """Find the temperature and the scale of the weight noise that predict the labels of a dataset best.
+
+        Give samples that no twin saw, `Subset(dataset, bootstrap.unseen)`: those of training would make the model too
+        sure of itself. `predict` uses both from then on, and `save` keeps them. Returns the mean negative
+        log-likelihood with them.
+        """
+        if samples < 2:
+            raise ValueError(f"samples must be at least 2, not {samples!r}.")
+        batches = list(DataLoader(dataset, batch_size, generator=torch.Generator()))
+        if not all(isinstance(batch, (tuple, list)) and len(batch) > 1 for batch in batches):
+            raise TypeError("samples of the dataset must be tuples of an input and a label.")
+        labels = torch.cat([batch[-1] for batch in batches]).to(self.partition.sigma.device)
+        if labels.ndim != 1 or labels.is_floating_point():
+            raise TypeError("calibrate is for classification: there must be one integer label for each sample.")
+
+        def logits(scale: float) -> Tensor:
+            draws = [derive(seed, "predict", s) for s in range(samples)] if scale else []
+            drawn = []
+            for weights in self._stacks(draws, scale, vectorize=False):
+                inputs = (tuple(_moved(batch[:-1], labels.device)) for batch in batches)
+                drawn.append(torch.cat([_run(self.module, "classification", 1.0, weights, x) for x in inputs]))
+            return torch.stack(drawn)
+
+        with torch.no_grad(), _evaluating(self.module):
+            classes = logits(0.0).shape[2]
+            if bool(((labels < 0) | (labels >= classes)).any()):
+                raise ValueError(f"labels must lie between 0 and {classes - 1}, as the model has {classes} classes.")
+            self.temperature, self.scale, loss = calibration.best(logits, labels.long())
+        return loss
+
     def update_batchnorm(self, loader: Iterable[Any], inputs: Callable[[Any], Tensor] | None = None) -> None:
         """Give the mean model BatchNorm statistics of its own, in one pass over training inputs (SWA's `update_bn`).
 
@@ -163,19 +198,22 @@ class Estimate(nn.Module):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the mean weights, sigma and the groups to a safetensors file."""
         partition = self.partition
-        files.write(path, self.module.state_dict(), partition.describe(), partition.labels(), partition.sigma)
+        found = {"temperature": self.temperature, "scale": self.scale}
+        files.write(path, self.module.state_dict(), partition.describe(), partition.labels(), partition.sigma, found)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: nn.Module) -> Estimate:
         """Read what `save` wrote, into a copy of `model`: any instance of the class that was trained."""
-        state, description, labels, sigma = files.read(path)
+        state, description, labels, sigma, calibrated = files.read(path)
         [module] = replicate(model, share_frozen=False)
         files.fit(state, module, path)
         partition = Partition.restore(description, labels, sigma)
-        return cls(module, partition.to(next(module.parameters()).device))
+        estimate = cls(module, partition.to(next(module.parameters()).device))
+        estimate.temperature, estimate.scale = calibrated["temperature"], calibrated["scale"]
+        return estimate
 
 
-def _run(module: nn.Module, task: Task, weights: dict[str, Tensor], x: Any) -> Tensor:
+def _run(module: nn.Module, task: Task, temperature: float, weights: dict[str, Tensor], x: Any) -> Tensor:
     """The module's output for x with some of its weights replaced."""
     args, kwargs = ((), dict(x)) if isinstance(x, Mapping) else (x if isinstance(x, tuple) else (x,), {})
     output = functional_call(module, weights, args, kwargs)
@@ -186,7 +224,11 @@ def _run(module: nn.Module, task: Task, weights: dict[str, Tensor], x: Any) -> T
             "classification needs logits of at least two classes along dimension 1, but the model gives shape "
             f'{tuple(output.shape)}; for values use task="regression".'
         )
-    return output
+    return output / temperature if task == "classification" and temperature != 1 else output
+
+
+def _moved(tensors: Iterable[Any], device: torch.device) -> Iterator[Any]:
+    return (t.to(device) if isinstance(t, Tensor) else t for t in tensors)
 
 
 def _first_tensor(batch: Any) -> Tensor:

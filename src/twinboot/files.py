@@ -29,6 +29,7 @@ def write(
     description: Mapping[str, Any],
     labels: Mapping[str, Tensor],
     sigma: Tensor,
+    calibration: Mapping[str, float],
 ) -> None:
     """Write a module's state dict and what belongs to it; a kill at any moment leaves the old file or the new one."""
     path = Path(path)
@@ -43,13 +44,16 @@ def write(
         "version": str(VERSION),
         "partition": json.dumps(dict(description)),
         "aliases": json.dumps(aliases),
+        "calibration": json.dumps(dict(calibration)),
     }
     with replacing(path) as partial:
         save_file(kept, partial, metadata=header)
 
 
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Tensor], Tensor]:
-    """The state dict, the description of the groups, the labels and sigma that `write` stored."""
+def read(
+    path: str | os.PathLike[str],
+) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Tensor], Tensor, dict[str, float]]:
+    """The state dict, the description of the groups, the labels, sigma and the calibration that `write` stored."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no estimate at {os.fspath(path)!r}.")
     try:
@@ -61,6 +65,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
                 raise ValueError(f"{os.fspath(path)!r} has format version {version}; this twinboot reads {VERSION}.")
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - safe_open is no mapping
             aliases, partition = json.loads(header["aliases"]), json.loads(header["partition"])
+            calibration = json.loads(header["calibration"])
             sigma = tensors["sigma"]
     except (SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise ValueError(
@@ -69,7 +74,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
     state = {key.removeprefix("module."): t for key, t in tensors.items() if key.startswith("module.")}
     state.update({alias: state[key] for alias, key in aliases.items()})
     labels = {key.removeprefix("labels."): t for key, t in tensors.items() if key.startswith("labels.")}
-    return state, partition, labels, sigma
+    return state, partition, labels, sigma, calibration
 
 
 def fit(state: Mapping[str, Tensor], module: torch.nn.Module, path: str | os.PathLike[str]) -> None:
