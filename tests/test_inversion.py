@@ -1,5 +1,6 @@
 import math
 
+import pytest
 import torch
 
 from twinboot import Bootstrap, Inversion
@@ -24,3 +25,16 @@ def test_intervals_and_predictions_follow_sigma() -> None:
 def test_it_prints_as_one_line() -> None:
     found = Inversion(torch.zeros(2, 3), torch.full((2, 3), 0.25), 40, {}, Bootstrap(2, seed=1))
     assert repr(found) == "Inversion(field of shape (2, 3), sigma 0.25 in the rms, from step 40)"
+
+
+@pytest.mark.parametrize("samples", [1, -1])
+def test_a_spread_needs_two_samples(samples: int) -> None:
+    found = Inversion(torch.zeros(2), torch.ones(2), 1, {}, Bootstrap(2, seed=1))
+    with pytest.raises(ValueError, match="samples must be 0, for the field alone, or at least 2"):
+        found.predict(lambda v: v, samples)
+
+
+def test_an_operator_that_writes_leaves_the_result_as_it_is() -> None:
+    found = Inversion(torch.ones(2), torch.ones(2), 1, {}, Bootstrap(2, seed=1))
+    found.predict(lambda v: v.mul_(2), samples=0)
+    assert torch.equal(found.field, torch.ones(2))

@@ -2,6 +2,7 @@ import math
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from loops import assert_same_bits, seeded
@@ -352,3 +353,57 @@ def test_field_and_measurements_may_have_different_dtypes(divisible: bool) -> No
     found = invert(operator, (matrix @ torch.ones(6)).double(), torch.zeros(6), steps=300)
     assert found.field.dtype == torch.float32
     assert (found.field - 1).abs().max() < 0.1
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-21, 1e-3, 1.0, 1e3, 1e18])
+def test_the_unit_of_the_measurements_does_not_matter(size: float) -> None:
+    """Neither to Adam nor to a line search, which compares the loss with its slope."""
+    operator, truth, observed = linear()
+    search = partial(torch.optim.LBFGS, line_search_fn="strong_wolfe")
+    for make, steps in ((FAST, 300), (search, 30)):
+        found = invert(lambda v: (operator * size) @ v, observed * size, torch.zeros(12), steps=steps, optimizer=make)
+        assert (found.field - truth).abs().max() < 0.1
+        assert found.sigma.min() > 0
+
+
+def test_sums_along_an_axis_can_be_inverted() -> None:
+    """Their gradient is an expanded tensor."""
+    all_seen, observed = Bootstrap(12, kind="bayesian"), torch.full((12,), 6.0)
+    found = invert(lambda v: v.sum(0), observed, torch.zeros(3, 12), optimizer=FAST, stop=None, bootstrap=all_seen)
+    torch.testing.assert_close(found.field.sum(0), observed, atol=0.1, rtol=0)
+
+
+def test_an_operator_may_differentiate_by_itself() -> None:
+    def force(v: Tensor) -> Tensor:
+        x = v.clone() if v.requires_grad else v.clone().requires_grad_()
+        [slope] = torch.autograd.grad((x**2).sum(), x, create_graph=True)
+        return slope.repeat(6)
+
+    with torch.no_grad():
+        found = invert(force, torch.ones(24), torch.zeros(4), steps=300, prior=1.0)
+    assert (found.field - 0.5).abs().max() < 0.05
+    assert found.predict(force, samples=0).mean.shape == (24,)
+
+
+def test_a_prior_may_be_a_number_of_any_kind() -> None:
+    sigmas = [
+        invert(
+            lambda v: v[:3].repeat(10), torch.ones(30), torch.zeros(6), prior=prior, steps=30, groups=Blocks((1,))
+        ).sigma
+        for prior in (5.0, np.float32(5), torch.tensor(5.0))
+    ]
+    assert sigmas[0][-1] == 5
+    assert torch.equal(sigmas[0], sigmas[1])
+    assert torch.equal(sigmas[0], sigmas[2])
+
+
+def test_an_optimizer_that_returns_nothing_and_one_that_is_no_function() -> None:
+    class Silent(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            super().step(closure)
+
+    operator, _, observed = linear()
+    found = invert(lambda v: operator @ v, observed, torch.zeros(12), steps=20, optimizer=partial(Silent, lr=0.01))
+    assert all(map(math.isfinite, found.history["train"]))
+    with pytest.raises(TypeError, match="optimizer must be a function that makes one"):
+        invert(lambda v: operator @ v, observed, torch.zeros(12), optimizer=torch.optim.Adam([torch.zeros(1)]))  # type: ignore[arg-type]

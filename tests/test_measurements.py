@@ -71,15 +71,16 @@ def written_out(forward: Any, observed: Tensor, bootstrap: Bootstrap, fields: Te
 def test_loss_and_gradient_are_those_of_the_loss_as_it_is_written(
     make: MakeData, bootstrap: Bootstrap, axes: tuple[int, ...]
 ) -> None:
-    """The gradient comes in units of the mean square of what some twin sees."""
+    """Both come in units of the mean square of what some twin sees."""
     forward, observed = traces(*axes)
     fields = some_fields(bootstrap.replicas)
     value, gradient = make(forward, observed, START, bootstrap).loss(fields, 1)
     apart = fields.clone().requires_grad_()
     expected = written_out(forward, observed, bootstrap, apart)
+    expected = expected / observed[bootstrap.seen].square().mean()
     assert value == pytest.approx(expected.item(), rel=1e-12)
     [slope] = torch.autograd.grad(expected, apart)
-    torch.testing.assert_close(gradient, slope / observed[bootstrap.seen].square().mean())
+    torch.testing.assert_close(gradient, slope)
     assert not fields.requires_grad
 
 
@@ -130,7 +131,7 @@ def test_a_measurement_that_some_twin_sees_does_matter(make: MakeData) -> None:
 def test_unseen_losses_are_squared_residuals_of_what_no_twin_drew(make: MakeData, axes: tuple[int, ...]) -> None:
     forward, observed = traces(*axes)
     bootstrap, field = Bootstrap(N, seed=5), some_fields(1)[0]
-    squared = (forward(field) - observed).square().reshape(N, -1).mean(1)
+    squared = (forward(field) - observed).square().reshape(N, -1).mean(1) / observed[bootstrap.seen].square().mean()
     unseen = [i for i in range(N) if not bootstrap.counts[:, i].any()]
     torch.testing.assert_close(make(forward, observed, START, bootstrap).unseen_losses(field), squared[unseen])
 
@@ -302,7 +303,8 @@ def test_a_batch_may_be_as_large_as_all_measurements() -> None:
     forward, observed = traces()
     bootstrap, fields = Bootstrap(N, seed=5), some_fields(2)
     found = see(forward, observed, START, bootstrap, N, 0).loss(fields, 3)[0]
-    assert found == pytest.approx(written_out(forward, observed, bootstrap, fields).item(), rel=1e-12)
+    expected = written_out(forward, observed, bootstrap, fields) / observed[bootstrap.seen].square().mean()
+    assert found == pytest.approx(expected.item(), rel=1e-12)
 
 
 def test_a_part_of_the_operator_that_ignores_the_field_is_refused() -> None:
@@ -344,3 +346,43 @@ def test_a_function_that_mixes_cells_keeps_the_twins_of_a_dense_operator_apart(f
     plain = see(Dense(matrix, function).__call__, torch.ones(40), torch.zeros(3, 3), Bootstrap(40), None, 0)
     for a, b in zip(data.loss(fields, 1), plain.loss(fields, 1), strict=True):
         torch.testing.assert_close(torch.as_tensor(a), torch.as_tensor(b))
+
+
+class Masked:
+    """Rows by a mask, which loses their order."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = matrix
+
+    def __call__(self, field: Tensor) -> Tensor:
+        return self.matrix @ field
+
+    def rows(self, index: Any) -> Masked:
+        mask = torch.zeros(len(self.matrix), dtype=torch.bool)
+        mask[index] = True
+        return Masked(self.matrix[mask])
+
+
+class Reversed(Masked):
+    def rows(self, index: Any) -> Masked:
+        return Reversed(self.matrix.flip(0)[index])
+
+
+@pytest.mark.parametrize("kind", [Masked, Reversed])
+def test_rows_in_a_wrong_order_are_noticed_even_where_all_measurements_begin_alike(kind: type[Masked]) -> None:
+    with pytest.raises(ValueError, match="gives something else than"):
+        invert(kind(torch.randn(60, 4, generator=seeded(0))), torch.ones(60), torch.zeros(4))
+
+
+def test_rows_may_be_a_plain_function_and_may_write_into_the_field() -> None:
+    matrix = torch.randn(60, 4, generator=seeded(0))
+
+    class Writing:
+        def __call__(self, field: Tensor) -> Tensor:
+            return matrix @ field.mul_(2)
+
+        def rows(self, index: Any) -> Any:
+            return lambda field: matrix[index] @ field.mul_(2)
+
+    found = invert(Writing(), matrix @ torch.ones(4), torch.zeros(4), steps=300)
+    assert (found.field - 0.5).abs().max() < 0.05

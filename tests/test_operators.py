@@ -138,3 +138,8 @@ def test_the_ends_of_a_pair_are_the_rows_of_each_field_alone() -> None:
         torch.testing.assert_close(found[1], operator.rows(slice(11 - length, 11))(fields[1]))
     part = operator.rows(slice(2, 9))  # a view, whose rows are not next to each other in memory
     torch.testing.assert_close(part.ends(4)(fields)[1], operator.rows(slice(5, 9))(fields[1]))
+
+
+def test_a_field_of_another_dtype_than_the_matrix_is_refused_in_one_sentence() -> None:
+    with pytest.raises(TypeError, match=r"the matrix is torch.float64, but the field torch.float32: convert one"):
+        Dense(torch.eye(3, dtype=torch.float64))(torch.zeros(3))

@@ -30,7 +30,8 @@ def floor(field: Tensor, data: Weighted, partition: Partition, prior: float, noi
     for _ in range(PROBES):
         leaf = field.detach().clone().requires_grad_()
         signs = field.new_empty(shape).bernoulli_(generator=generator).mul_(2).sub_(1)
-        [pulled] = torch.autograd.grad(operator(leaf.clone()), leaf, signs)
+        with torch.enable_grad():
+            [pulled] = torch.autograd.grad(operator(leaf.clone()), leaf, signs)
         information += partition.sum_of_squares([pulled]) / partition.sizes / PROBES
     if not prior:
         return torch.zeros_like(field)

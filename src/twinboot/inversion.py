@@ -14,7 +14,7 @@ from .operators import Forward
 from .prediction import Moments, Prediction, combine
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Inversion:
     """What was found: the field, and one standard deviation for each of its entries.
 
@@ -49,8 +49,13 @@ class Inversion:
 
     @torch.no_grad()
     def predict(self, operator: Forward, samples: int = 32) -> Prediction:
-        """What an operator would measure of the field: mean and spread over fields from N(field, sigma^2)."""
+        """What an operator would measure of the field: mean and spread over fields from N(field, sigma^2); with
+        `samples=0` of the field alone."""
+        if samples < 0 or samples == 1:
+            raise ValueError(f"samples must be 0, for the field alone, or at least 2, for a spread, not {samples!r}.")
         moments = Moments("regression")
-        for field in self.sample(samples) if samples else [self.field]:
-            moments.add(operator(field)[None])
+        for field in self.sample(samples) if samples else [self.field.clone()]:
+            with torch.enable_grad():  # an operator may differentiate by itself
+                measured = operator(field)
+            moments.add(measured.detach()[None])
         return combine([moments])

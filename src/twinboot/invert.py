@@ -97,11 +97,11 @@ def invert(
         raise ValueError(f'stop must be "unseen" or None, not {stop!r}.')
     if steps < 1 or check < 1:
         raise ValueError(f"steps and check must be at least 1, not {steps} and {check}.")
-    if prior not in ("found", None) and (isinstance(prior, (bool, str)) or not prior > 0):
+    if prior not in ("found", None) and (isinstance(prior, (bool, str)) or not 0 < prior < math.inf):
         raise ValueError(f'prior must be above 0, "found" or None, not {prior!r}.')
     if patience is not None and (patience < 1 or stop is None):
         raise ValueError(f'patience must be at least 1, and goes with stop="unseen", not {patience} and {stop!r}.')
-    if not (0 < decay <= 1 and noise >= 0):
+    if not (0 < decay <= 1 and 0 <= noise < math.inf):
         raise ValueError(f"decay must lie in (0, 1] and noise be 0 or more, not {decay} and {noise}.")
     if not isinstance(initial, Tensor) or not initial.is_floating_point() or not initial.numel():
         raise TypeError("initial must be a tensor of real floating-point numbers, with at least one.")
@@ -115,19 +115,24 @@ def invert(
     groups = groups or (Blocks((3,) * initial.ndim) if initial.ndim else "tensor")
     twins = Stacked(_Field(initial), replicas, groups, seed, stacked=True)
     [fields] = twins.parameters()
+    if optimizer is not None and not callable(optimizer):
+        raise TypeError("optimizer must be a function that makes one, such as lambda fields: Adam(fields, lr=0.01).")
     stepper = (optimizer or _adam)([fields])
     schedule = torch.optim.lr_scheduler.ExponentialLR(stepper, decay)
     due = reset or resets.growing(50, 1.5)
     best = _Best(twins, fields)
 
+    train = math.nan
+
     def loss(step: int) -> float:
-        value, fields.grad = data.loss(twins.weights()["field"], step)
-        _check(value, fields.grad, step)
-        return value
+        nonlocal train
+        train, fields.grad = data.loss(twins.weights()["field"], step)
+        _check(train, fields.grad, step)
+        return train
 
     for step in range(1, steps + 1):
         with twins.sampled(noise):  # one draw, however often LBFGS asks within a step
-            train = stepper.step(partial(loss, step))
+            stepper.step(partial(loss, step))
         twins.update()
         if step % check == 0 or step == steps:
             best.look(step, train / replicas, data, stop)
@@ -140,7 +145,7 @@ def invert(
         progress(step)
     sigma = best.sigma
     if prior is not None:
-        tau = prior if isinstance(prior, (int, float)) else _rms(best.field - initial)
+        tau = _rms(best.field - initial) if prior == "found" else float(prior)
         sigma = torch.maximum(sigma, floor(best.field, data, twins.partition, tau, best.noise, seed))
     return Inversion(best.field, sigma, best.step, best.history, bootstrap, seed)
 
@@ -168,11 +173,12 @@ class _Best:
         if len(losses) and not math.isfinite(unseen):
             raise FloatingPointError(f"forward gives values that are not finite for the twins' mean at step {step}.")
         sigma = _sigma(self.twins, field)
-        for name, value in zip(self.history, (step, train, unseen, _rms(sigma)), strict=True):
+        unit = data.scale**2  # in which losses are computed
+        for name, value in zip(self.history, (step, unit * train, unit * unseen, _rms(sigma)), strict=True):
             self.history[name].append(value)
         if stop is None or self.losses is None or _clearly_lower(losses, self.losses):
             self.losses, self.step, self.field, self.sigma = losses, step, field, sigma
-            self.noise = math.sqrt(unseen if len(losses) else train)
+            self.noise = data.scale * math.sqrt(unseen if len(losses) else train)
 
 
 def _clearly_lower(new: Tensor, old: Tensor) -> bool:

@@ -57,9 +57,11 @@ class Weighted:
             )
         self.forward, self.observed = forward, observed
         self.none_sees = (bootstrap.counts == 0).all(0).to(observed.device)
-        # The optimizer sees a loss without units: Adam would take the gradients of tiny measurements for zero.
-        seen = observed.square().reshape(bootstrap.n, -1)[~self.none_sees]
-        self.unit = seen.mean().item() or 1.0
+        # Losses are computed in units of the measurements' root mean square: Adam would take the gradients of tiny
+        # measurements for zero, and the squares of very small or large ones are no numbers in single precision.
+        seen = observed.reshape(bootstrap.n, -1)[~self.none_sees]
+        largest = seen.abs().max().item() or 1.0
+        self.scale = largest * math.sqrt((seen / largest).square().mean().item()) or 1.0
         weights = bootstrap.counts.to(observed)
         weights = weights / weights.mean(1, keepdim=True) / observed.numel()
         self.weights = weights.view(bootstrap.replicas, *shape[:axes], *[1] * (len(shape) - axes))
@@ -69,7 +71,7 @@ class Weighted:
         self.run = together(self.forward, initial, bootstrap.replicas)
 
     def loss(self, fields: Tensor, step: int) -> tuple[float, Tensor]:
-        """The sum of the twins' losses, and its gradient, in the data's own unit, for their fields [twins, ...]."""
+        """The sum of the twins' losses in units of `scale` squared, and its gradient for their fields [twins, ...]."""
         fields = fields.detach().requires_grad_()
         return self._descend([self.run(fields)], [self.observed], [self.weights], [fields])
 
@@ -84,7 +86,7 @@ class Weighted:
         if not all(p.requires_grad for p in predicted):
             raise ValueError(UNRELATED)
         with torch.no_grad():
-            residuals = [p - y for p, y in zip(predicted, observed, strict=True)]
+            residuals = [(p - y) / self.scale for p, y in zip(predicted, observed, strict=True)]
             slopes = [w * r for w, r in zip(weights, residuals, strict=True)]
             value = sum(torch.dot(s.flatten(), r.flatten()).item() for s, r in zip(slopes, residuals, strict=True))
             slopes = [
@@ -94,7 +96,7 @@ class Weighted:
         if any(g is None for g in gradients):
             raise ValueError(UNRELATED)
         stacked = gradients[0] if len(gradients) == 1 else torch.stack(gradients)
-        return value, stacked.mul_(2 / self.unit)
+        return value, stacked * (2 / self.scale)
 
     def seen(self) -> tuple[Forward, torch.Size]:
         """The operator of the measurements that some twin sees, and the shape of what it gives."""
@@ -106,8 +108,9 @@ class Weighted:
         return operator, torch.Size([len(rows), self.observed.numel() // len(self.none_sees)])
 
     def unseen_losses(self, field: Tensor) -> Tensor:
-        """For each measurement that no twin sees its squared residual, a mean where it has axes of its own."""
-        squared = (self.forward(field.clone()) - self.observed).square()
+        """For each measurement that no twin sees its squared residual, a mean where it has axes of its own; in units of
+        `scale` squared, as the loss."""
+        squared = ((_at(self.forward, field) - self.observed) / self.scale).square()
         return squared.reshape(len(self.none_sees), -1).mean(1)[self.none_sees]
 
 
@@ -122,7 +125,8 @@ class Divided(Weighted):
         order, parts = _arrange(bootstrap.counts)
         order = order.to(self.observed.device)
         operator, observed, weights = self.forward.rows(order), self.observed[order], self.weights[:, order]
-        self.parts = [operator.rows(part) for part in parts]
+        whole = divisible(operator)  # or else a part of the whole is made anew
+        self.parts = [operator.rows(part) if whole else self.forward.rows(order[part]) for part in parts]
         self.drawn = [observed[part] for part in parts]
         self.drawn_weights = [weights[b][part] for b, part in enumerate(parts)]
         self.pair = None
@@ -140,7 +144,7 @@ class Divided(Weighted):
             fields = fields.detach().requires_grad_()
             return self._descend([self.pair(fields)], [self.drawn_pair], [self.pair_weights], [fields])
         apart = [field.requires_grad_() for field in fields.detach().unbind()]
-        predicted = [operator(field) for operator, field in zip(self.parts, apart, strict=True)]
+        predicted = [operator(field.clone()) for operator, field in zip(self.parts, apart, strict=True)]
         return self._descend(predicted, self.drawn, self.drawn_weights, apart)
 
     def seen(self) -> tuple[Forward, torch.Size]:
@@ -150,7 +154,7 @@ class Divided(Weighted):
 
     def unseen_losses(self, field: Tensor) -> Tensor:
         operator, observed = self.validation
-        squared = (operator(field.clone()) - observed).square()
+        squared = ((_at(operator, field) - observed) / self.scale).square()
         return squared.reshape(len(observed), math.prod(observed.shape[1:])).mean(1)
 
 
@@ -184,7 +188,7 @@ class Batches(Divided):
             order[place * self.batch_size : (place + 1) * self.batch_size].to(self.observed.device)
             for order in self.order
         ]
-        predicted = [self.forward.rows(batch)(field) for batch, field in zip(batches, apart, strict=True)]
+        predicted = [self.forward.rows(batch)(field.clone()) for batch, field in zip(batches, apart, strict=True)]
         weights = [1 / p.numel() for p in predicted]
         return self._descend(predicted, [self.observed[batch] for batch in batches], weights, apart)
 
@@ -201,11 +205,16 @@ def _arrange(counts: Tensor) -> tuple[Tensor, Sequence[Tensor | slice]]:
     return torch.cat([first, both, second]), [slice(0, len(first) + len(both)), slice(len(first), None)]
 
 
+def _shifted(initial: Tensor, number: int) -> Tensor:
+    """Fields near the initial one, each another."""
+    draw = torch.Generator(initial.device).manual_seed(0)
+    shift = torch.empty(number, *initial.shape, dtype=initial.dtype, device=initial.device).normal_(generator=draw)
+    return initial.detach() + 0.01 * shift * (initial.detach().square().mean().sqrt() + 1)
+
+
 def _same_for_each(pair: Forward, parts: Sequence[Forward], initial: Tensor) -> bool:
     """Whether a pair of fields gives what each gives alone: not if the function before the matrix mixes cells."""
-    draw = torch.Generator(initial.device).manual_seed(0)
-    shift = torch.empty(2, *initial.shape, dtype=initial.dtype, device=initial.device).normal_(generator=draw)
-    fields = initial + 0.1 * shift * (initial.square().mean().sqrt() + 1)
+    fields = _shifted(initial, 2)
     with torch.no_grad():
         try:
             found, expected = pair(fields), torch.stack([part(f) for part, f in zip(parts, fields, strict=True)])
@@ -216,8 +225,7 @@ def _same_for_each(pair: Forward, parts: Sequence[Forward], initial: Tensor) -> 
 
 def _measured(forward: Forward, observed: Tensor, initial: Tensor) -> Tensor:
     """What the operator gives for the initial field; a sentence if that is not like what was observed."""
-    with torch.no_grad():
-        once = forward(initial.detach().clone())  # an operator may write into what it is given
+    once = _at(forward, initial)
     if not isinstance(once, Tensor) or once.shape != observed.shape or once.is_complex():
         given = f"shape {tuple(once.shape)}, {once.dtype}" if isinstance(once, Tensor) else f"a {type(once).__name__}"
         wanted = f"shape {tuple(observed.shape)}, {observed.dtype}"
@@ -227,9 +235,17 @@ def _measured(forward: Forward, observed: Tensor, initial: Tensor) -> Tensor:
     return once
 
 
+def _at(forward: Forward, field: Tensor) -> Tensor:
+    """What an operator gives, which may write into what it is given, or differentiate by itself."""
+    with torch.enable_grad():
+        found = forward(field.detach().clone())
+    return found.detach() if isinstance(found, Tensor) else found
+
+
 def _check_rows(forward: Divisible, once: Tensor, initial: Tensor) -> None:
-    index = torch.tensor(sorted({0, len(once) // 2, len(once) - 1}), device=once.device)
-    with torch.no_grad():
-        some = forward.rows(index)(initial.detach().clone())
+    """In an order of its own and with a repeat, which a mask would lose; and not at 0, where all rows may be alike."""
+    index = torch.tensor([len(once) - 1, 0, len(once) // 2, 0], device=once.device)
+    elsewhere = _shifted(initial, 1)[0]
+    once, some = _at(forward, elsewhere), _at(forward.rows(index), elsewhere)
     if some.shape != once[index].shape or not torch.allclose(some, once[index], 1e-3, 1e-5 * float(once.abs().max())):
         raise ValueError("forward.rows(index)(field) gives something else than forward(field)[index].")

@@ -49,6 +49,8 @@ class Dense:
 
     def __call__(self, field: Tensor) -> Tensor:
         values = field if self.function is None else self.function(field)
+        if values.dtype != self.columns.dtype:
+            raise TypeError(f"the matrix is {self.columns.dtype}, but the field {values.dtype}: convert one of them.")
         if values.numel() != len(self.columns):
             raise ValueError(f"the matrix has {len(self.columns)} columns, but the field {values.numel()} cells.")
         return values.flatten() @ self.columns
