@@ -3,6 +3,7 @@
 import csv
 import errno
 import math
+import random
 import signal
 import subprocess
 import sys
@@ -10,11 +11,12 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from loops import assert_same_bits, mlp, seeded
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from twinboot import Bootstrap, Fit, fit, resets
 
@@ -167,7 +169,7 @@ class Spoiled(Dataset[tuple[Tensor, Tensor]]):
 
 
 def test_a_loss_that_turns_nan_names_epoch_and_step_and_leaves_a_good_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(FloatingPointError, match=r"not finite in epoch 3, step \d+: lower the learning rate"):
+    with pytest.raises(FloatingPointError, match=r"not finite in epoch 3, step \d+: look for bad samples"):
         fit(mlp(), Spoiled(750), epochs=9, checkpoint=tmp_path, **QUIET)
     found = fit(mlp(), Spoiled(10**9), epochs=3, checkpoint=tmp_path, **QUIET)
     whole = fit(mlp(), Spoiled(10**9), epochs=3, **QUIET)
@@ -241,3 +243,155 @@ def test_what_cannot_be_trained_is_refused_in_one_sentence(change: dict[str, Any
     options: dict[str, Any] = {"model": mlp(), "dataset": blobs(), "epochs": 1, **QUIET}
     with pytest.raises((ValueError, TypeError), match=said):
         fit(**options | change)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"optimizer": lambda p: torch.optim.Adam(p, np.float64(0.02))},
+        {"scheduler": lambda o: torch.optim.lr_scheduler.ExponentialLR(o, np.float64(0.9))},
+        {"scheduler": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda epoch: np.cos(epoch / 10))},
+        {"scheduler": lambda o: torch.optim.lr_scheduler.ReduceLROnPlateau(o, patience=0)},
+    ],
+)
+def test_numbers_of_numpy_and_any_scheduler_survive_a_resume(tmp_path: Path, options: dict[str, Any]) -> None:
+    settings = QUIET | options
+    fit(mlp(), blobs(), epochs=2, checkpoint=tmp_path, **settings)
+    resumed = fit(mlp(), blobs(), epochs=4, checkpoint=tmp_path, **settings)
+    assert without_time(resumed) == without_time(fit(mlp(), blobs(), epochs=4, **settings))
+
+
+def test_a_state_that_could_not_be_read_back_is_refused_before_it_is_kept(tmp_path: Path) -> None:
+    class Odd(torch.optim.lr_scheduler.ConstantLR):
+        def __init__(self, optimizer: Any) -> None:
+            super().__init__(optimizer)
+            self.path = tmp_path
+
+    with pytest.raises(TypeError, match="cannot be read back without unpickling"):
+        fit(mlp(), blobs(), epochs=2, checkpoint=tmp_path, scheduler=Odd, **QUIET)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"optimizer": lambda p: torch.optim.Adam(p, 0.01)}, r"learning rate was \[0.02\] and is \[0.01\] here"),
+        ({"optimizer": lambda p: torch.optim.SGD(p, 0.02)}, "optimizer was Adam and is SGD here"),
+        ({"mode": "mean"}, "mode was sample and is mean here"),
+        ({"epochs": 1}, "holds a run of more than 1 epochs"),
+        ({"scheduler": lambda o: torch.optim.lr_scheduler.StepLR(o, 3)}, "scheduler was NoneType and is StepLR here"),
+    ],
+)
+def test_a_run_does_not_go_on_with_other_options(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    fit(mlp(), blobs(), epochs=2, checkpoint=tmp_path, **QUIET)
+    with pytest.raises(ValueError, match=said):
+        fit(**{"model": mlp(), "dataset": blobs(), "epochs": 3, "checkpoint": tmp_path, **QUIET} | change)
+
+
+def test_a_checkpoint_never_writes_into_a_frozen_part(tmp_path: Path) -> None:
+    def frozen(seed: int) -> nn.Sequential:
+        model = mlp(seed=seed)
+        model[0].requires_grad_(False)
+        return model
+
+    fit(frozen(0), blobs(), epochs=1, checkpoint=tmp_path, **QUIET)
+    other = frozen(1)
+    before = other[0].weight.clone()
+    with pytest.raises(ValueError, match=r"the frozen parameter '.*0.weight' differs from that of then"):
+        fit(other, blobs(), epochs=2, checkpoint=tmp_path, **QUIET)
+    assert torch.equal(other[0].weight, before)
+
+
+class FrozenBody(nn.Module):
+    """The body stays in evaluation, as in fine-tuning."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
+        self.head = nn.Linear(8, 3)
+        self.body.requires_grad_(False)
+        assert self.body[1].running_mean is not None
+        self.body[1].running_mean.fill_(5.0)
+
+    def train(self, mode: bool = True) -> "FrozenBody":
+        super().train(mode)
+        self.body.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))  # type: ignore[no-any-return]
+
+
+def test_statistics_of_a_frozen_batchnorm_are_kept() -> None:
+    found = fit(FrozenBody(), blobs(), epochs=2, **QUIET)
+    assert (found.estimate.module.body[1].running_mean == 5).all()
+
+
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.norm = nn.Linear(4, 3), nn.Linear(4, 3), nn.BatchNorm1d(3)
+
+    def forward(self, x: Tensor, z: Tensor) -> Tensor:
+        return self.norm(self.first(x) + self.second(z))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("batch_size", [32, 103])
+def test_batchnorm_with_two_inputs_and_with_a_last_batch_of_one(batch_size: int) -> None:
+    x, y = blobs(120).tensors
+    seen = len(Bootstrap(120, seed=0).seen)
+    assert (seen % 103 == 1) == (seen == 104)
+    found = fit(TwoInputs(), TensorDataset(x, x.flip(0), y), epochs=1, batch_size=batch_size, **QUIET)
+    assert math.isfinite(found.history["unseen"][0])
+
+
+def test_unseen_samples_go_through_the_same_collate_function() -> None:
+    class Ragged(Dataset[tuple[Tensor, int]]):
+        def __len__(self) -> int:
+            return 90
+
+        def __getitem__(self, index: int) -> tuple[Tensor, int]:
+            return torch.full((1 + index % 3,), float(index % 2)), index % 2
+
+    def padded(samples: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+        x = nn.utils.rnn.pad_sequence([s for s, _ in samples], True)
+        return nn.functional.pad(x, (0, 3 - x.shape[1])), torch.tensor([label for _, label in samples])
+
+    found = fit(nn.Linear(3, 2), Ragged(), epochs=3, collate_fn=padded, **QUIET)
+    assert len(found.history["unseen"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "said"),
+    [
+        (torch.optim.Adam(mlp().parameters()), "optimizer must be a function that makes one"),
+        (lambda p: torch.optim.Adam(mlp().parameters()), "those of the twins"),
+        (torch.optim.LBFGS, "which LBFGS is not made for"),
+    ],
+)
+def test_an_optimizer_that_would_train_nothing_is_refused(optimizer: Any, said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        fit(mlp(), blobs(), epochs=1, progress=False, optimizer=optimizer)
+
+
+def test_a_stream_is_refused_as_by_the_loader() -> None:
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter([])
+
+    with pytest.raises(TypeError, match="the dataset must be map-style"):
+        fit(mlp(), Stream(), epochs=1, **QUIET)
+
+
+def test_what_a_model_draws_from_any_generator_depends_on_the_step_alone() -> None:
+    class Draws(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+
+        def forward(self, x: Tensor) -> Tensor:
+            factor = 1 + 0.1 * random.random() + 0.1 * np.random.random()  # noqa: NPY002
+            return self.inner(x * factor if self.training else x)  # type: ignore[no-any-return]
+
+    first, second = (fit(Draws(), blobs(), epochs=2, **QUIET) for _ in range(2))
+    assert_same_bits(first.estimate.state_dict(), second.estimate.state_dict())

@@ -35,6 +35,8 @@ def test_a_target_without_the_last_axis_is_not_broadcast_into_a_square() -> None
         ("classification", torch.zeros(2, 3), torch.tensor([-1, 0]), "label -1 is out of range"),
         ("classification", torch.zeros(2, 3), torch.zeros(2), "labels must be integers"),
         ("classification", torch.zeros(2), torch.tensor([0, 1]), "needs logits"),
+        ("classification", torch.zeros(2, 3), torch.tensor([[0], [1]]), r"labels have shape \(2, 1\)"),
+        ("classification", (torch.zeros(2, 3),), torch.tensor([0, 1]), "must give a tensor, not tuple"),
         ("gaussian", torch.zeros(2, 3), torch.zeros(2), "a mean and a log-variance for each value"),
         (lambda output, target: output.mean(), torch.zeros(2, 3), torch.zeros(2), "one value for each of 2 samples"),
     ],
@@ -48,3 +50,8 @@ def test_what_does_not_fit_is_said_in_one_sentence(loss: object, output: object,
 def test_an_unknown_loss_is_refused_with_the_names_there_are(loss: object) -> None:
     with pytest.raises(ValueError, match='use "classification", "regression", "gaussian" or a function'):
         named(loss)  # type: ignore[arg-type]
+
+
+def test_half_precision_outputs_are_compared_in_single_precision() -> None:
+    half = torch.tensor([[1001.0], [300.0]]).half()
+    torch.testing.assert_close(named("regression")(half, torch.tensor([1003.0, 0.0])), torch.tensor([4.0, 9e4]))

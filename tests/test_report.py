@@ -163,6 +163,11 @@ def test_words_of_the_page_are_there_as_markdown_too(page: Path) -> None:
     assert "| part | value |\n|---|---|\n| 0.0 | 0.0 |" in text
 
 
+def test_bars_in_a_table_of_markdown_do_not_make_columns(page: Path) -> None:
+    text = page.with_name("report.md").read_text()
+    assert text.count("| part | \\|value\\| |\n|---|---|\n") == 2
+
+
 def test_a_config_says_its_own_reason_where_it_changes_a_setting() -> None:
     general, own = _reasons(basins.Setting), _reasons(basins.Config)
     assert general["size"].endswith("as many as in Figure 1.")

@@ -54,7 +54,7 @@ def figure(config: Config, tables: Tables) -> Figure:
 
 
 def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
-    return {"Values < 1 & more": tables["numbers"][["part", "value"]].round(3)}
+    return {"Values < 1 & more": tables["numbers"][["part", "value"]].round(3).rename(columns={"value": "|value|"})}
 
 
 def verdicts(config: Config, tables: Tables) -> list[Verdict]:

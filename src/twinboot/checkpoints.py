@@ -5,14 +5,21 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch.utils._pytree import tree_map
 
 from .atomic import replacing
 
 FORMAT = 1
+NOT_PLAIN = (
+    "the state of the optimizer or the scheduler holds what cannot be read back without unpickling ({}): use plain "
+    "numbers and functions in them."
+)
 
 
 class Checkpoints:
@@ -32,7 +39,11 @@ class Checkpoints:
         path = self._path(epoch)
         try:
             with replacing(path) as partial:
-                torch.save({"format": FORMAT, "epoch": epoch, **state}, partial)
+                torch.save(_plain({"format": FORMAT, "epoch": epoch, **state}), partial)
+                if unsafe := torch.serialization.get_unsafe_globals_in_checkpoint(partial):
+                    raise TypeError(NOT_PLAIN.format(unsafe[0]))
+        except (AttributeError, pickle.PicklingError) as error:
+            raise TypeError(NOT_PLAIN.format(error)) from None
         except (OSError, RuntimeError) as error:  # PyTorch's own writer reports a full disk as a RuntimeError
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
             raise OSError(f"can't write {path}: {reason}; the checkpoint before it is as it was.") from None
@@ -46,9 +57,17 @@ class Checkpoints:
             return None
         path = self._path(epochs[-1])
         try:
-            state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-        except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, ValueError, KeyError):
-            raise ValueError(f"{path} is damaged: delete it, and the run goes on from the one before.") from None
+            with zipfile.ZipFile(path) as archive:
+                damaged = archive.testzip() is not None
+            state: dict[str, Any] = {} if damaged else torch.load(path, map_location=device, weights_only=True)
+        except torch.OutOfMemoryError:
+            raise
+        except OSError as error:
+            raise OSError(f"can't read {path}: {error.strerror}.") from None
+        except (zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, TypeError):
+            damaged = True
+        if damaged:
+            raise ValueError(f"{path} is damaged: delete it, and the run goes on from the one before.")
         if not isinstance(state, dict) or state.get("format") != FORMAT:
             raise ValueError(f"{path} is no checkpoint of this version of fit.")
         return state
@@ -59,3 +78,8 @@ class Checkpoints:
     def _epochs(self) -> list[int]:
         names = (re.fullmatch(r"epoch-(\d+)\.pt", path.name) for path in self.directory.iterdir())
         return sorted(int(name[1]) for name in names if name)
+
+
+def _plain(state: Any) -> Any:
+    """Numbers of numpy as those of Python, which any reader knows."""
+    return tree_map(lambda leaf: leaf.item() if isinstance(leaf, np.generic) else leaf, state)

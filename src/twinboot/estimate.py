@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.optim.swa_utils import update_bn
 from torch.utils.data import DataLoader, Dataset
 
 from . import calibration, files
@@ -179,11 +178,13 @@ class Estimate(nn.Module):
             self.temperature, self.scale, loss = calibration.best(logits, labels.long())
         return loss
 
-    def update_batchnorm(self, loader: Iterable[Any], inputs: Callable[[Any], Tensor] | None = None) -> None:
-        """Give the mean model BatchNorm statistics of its own, in one pass over training inputs (SWA's `update_bn`).
+    def update_batchnorm(self, loader: Iterable[Any], inputs: Callable[[Any], Any] | None = None) -> None:
+        """Give the mean model BatchNorm statistics of its own, in one pass over training inputs.
 
-        `loader` gives batches, of which `inputs` picks the model's input: by default the batch itself, or its first
-        tensor. The twins' own statistics belong to other weights; without this call accuracy can collapse.
+        `loader` gives batches, of which `inputs` picks the model's input, or a tuple of its inputs: by default the
+        batch itself, or its first tensor. The twins' own statistics belong to other weights; without this call accuracy
+        can collapse. Layers that stay in evaluation when the model is set to train, as its class may decide for a
+        frozen part, keep the statistics that they have.
         """
         if hasattr(loader, "bootstrap"):
             raise TypeError("give a plain DataLoader of the training data: a PairedLoader would count its epochs on.")
@@ -192,7 +193,15 @@ class Estimate(nn.Module):
         if first is None:
             raise ValueError("the loader gave no batch, so there are no statistics to take.")
         [fresh] = replicate(self.module)  # whatever goes wrong on the way, this estimate keeps what it has
-        update_bn(chain([first], picked), fresh, self.partition.sigma.device)
+        fresh.train()
+        for layer in fresh.modules():
+            if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.training:
+                layer.reset_running_stats()
+                layer.momentum = None  # a mean over all batches
+        device = self.partition.sigma.device
+        with torch.no_grad():
+            for x in chain([first], picked):
+                fresh(*_moved(x if isinstance(x, tuple) else (x,), device))
         self.module.load_state_dict(fresh.state_dict())
 
     def save(self, path: str | os.PathLike[str]) -> None:

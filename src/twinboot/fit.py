@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from . import losses, resets, seeds
@@ -26,15 +27,16 @@ from .bootstrap import Bootstrap
 from .checkpoints import Checkpoints
 from .estimate import Estimate
 from .groups import Grouping
-from .loader import PairedLoader, seeded
+from .loader import PairedLoader, require_map_style, seeded
 from .logs import open_log, show
+from .states import pack, require_same, unpack
 from .twins import Twins
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Fit:
     """What training left: the estimate of the best epoch, how the run went, and who saw which sample.
 
@@ -111,9 +113,18 @@ def fit(
     """
     if epochs < 1 or (patience is not None and patience < 1):
         raise ValueError(f"epochs and patience must be at least 1, not {epochs} and {patience}.")
+    require_map_style(dataset)
     run = _Run(model, dataset, loss, batch_size, groups, resample, bootstrap, seed, device, amp, options)
-    stepper = (optimizer or _adam)(run.twins.parameters())
+    stepper = _made(optimizer or _adam, run.twins)
+    description = {
+        "loss": loss if isinstance(loss, str) else "a function",
+        "mode": mode,
+        "amp": str(amp),
+        "optimizer": type(stepper).__name__,
+        "learning rate": [float(group["lr"]) for group in stepper.param_groups],
+    }
     schedule = scheduler(stepper) if scheduler else None
+    description["scheduler"] = type(schedule).__name__
     scaler = torch.amp.GradScaler(run.device.type, enabled=amp is torch.float16)
     due = reset or resets.every(1)
     parts: dict[str, Any] = {"twins": run.twins, "optimizer": stepper, "loader": run.loader, "scaler": scaler}
@@ -122,6 +133,9 @@ def fit(
     saved = Checkpoints(checkpoint, keep) if checkpoint is not None else None
     state = saved.latest(run.device) if saved else None
     if state is not None:
+        require_same(unpack(state["description"]), description, "use the options of then, or another directory")
+        if len(state["history"]["epoch"]) > epochs:
+            raise ValueError(f"{checkpoint} holds a run of more than {epochs} epochs: choose another directory.")
         _restore(state, parts, best)
     with open_log(log, best.history) as written:
         for epoch in range(len(best.history["epoch"]) + 1, epochs + 1):
@@ -132,10 +146,13 @@ def fit(
             best.look(epoch, train, float(stepper.param_groups[0]["lr"]), began)
             if due(epoch):
                 run.twins.reset(mode)
-            if schedule:
+            if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                schedule.step(best.history["unseen"][-1])
+            elif schedule:
                 schedule.step()
             if saved:
-                saved.save(epoch, {**{name: part.state_dict() for name, part in parts.items()}, **best.state_dict()})
+                states = {name: part.state_dict() for name, part in parts.items()}
+                saved.save(epoch, {"description": pack(description), **states, **best.state_dict()})
             written.add(best.last())
             if progress:
                 show(best.history, epochs)
@@ -166,6 +183,8 @@ class _Run:
         self.twins.to(self.device)
         self.dataset, self.seed, self.amp, self.batch_size = dataset, seed, amp, batch_size
         self.bootstrap = bootstrap or Bootstrap(len(dataset), seed=seed)
+        judging = ("collate_fn", "num_workers", "pin_memory")
+        self.judging = {name: option for name, option in options.items() if name in judging}
         self.loader = PairedLoader(dataset, self.bootstrap, batch_size, resample, seed=seed, **options)
         if not len(self.bootstrap.unseen):
             raise ValueError("every sample is seen by some twin, so none is left to judge an epoch by: add data.")
@@ -184,8 +203,8 @@ class _Run:
                     total, number = total + value.detach(), number + 1
             if not math.isfinite(total.item()):
                 raise FloatingPointError(
-                    f"the loss is not finite in epoch {epoch}, step {step}: lower the learning rate or look for bad "
-                    "samples; checkpoints are of the epochs before."
+                    f"the loss is not finite in epoch {epoch}, step {step}: look for bad samples, or lower the "
+                    "learning rate, in another directory of checkpoints; those here are of the epochs before."
                 )
             scaler.step(stepper)
             scaler.update()
@@ -204,7 +223,7 @@ class _Run:
     def _moved(self, batch: Any, least: int = 2) -> list[Any]:
         if not isinstance(batch, (tuple, list)) or len(batch) < least:
             raise TypeError("samples must be tuples of an input and a target.")
-        return [t.to(self.device, non_blocking=True) if isinstance(t, Tensor) else t for t in batch]
+        return tree_map(lambda t: t.to(self.device) if isinstance(t, Tensor) else t, list(batch))  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def judge(self) -> tuple[Estimate, float, float]:
@@ -213,7 +232,7 @@ class _Run:
         losses, right = [], []
         with seeded(seeds.derive(self.seed, "judge")):  # for random transforms of the dataset
             if self.normalised:
-                estimate.update_batchnorm(self._batches(self.bootstrap.seen))
+                estimate.update_batchnorm(self._batches(self.bootstrap.seen), lambda batch: tuple(batch[:-1]))
             for batch in self._batches(self.bootstrap.unseen):
                 *inputs, target = self._moved(batch)
                 output = estimate(*inputs)
@@ -224,7 +243,10 @@ class _Run:
         return estimate, torch.cat(losses).double().mean().item(), accuracy
 
     def _batches(self, samples: Tensor) -> Iterable[Any]:
-        return DataLoader(Subset(self.dataset, samples.tolist()), self.batch_size)
+        size = self.batch_size
+        while len(samples) % size == 1 and size < len(samples):  # BatchNorm has no statistics of one sample
+            size += 1
+        return DataLoader(Subset(self.dataset, samples.tolist()), size, **self.judging)
 
 
 class _Best:
@@ -263,9 +285,23 @@ class _Best:
         self.estimate.load_state_dict(state["best"]["estimate"])
 
 
+def _made(optimizer: MakeOptimizer, twins: Twins) -> torch.optim.Optimizer:
+    if not callable(optimizer):
+        raise TypeError("optimizer must be a function that makes one, such as lambda parameters: Adam(parameters).")
+    stepper = optimizer(twins.parameters())
+    own = set(map(id, twins.parameters()))
+    if not {id(p) for group in stepper.param_groups for p in group["params"]} <= own:
+        raise ValueError("the optimizer must be made for the parameters that its function gets: those of the twins.")
+    if isinstance(stepper, torch.optim.LBFGS):
+        raise TypeError("fit takes one gradient for each step, which LBFGS is not made for: write the loop yourself.")
+    return stepper
+
+
 def _restore(state: dict[str, Any], parts: dict[str, Any], best: _Best) -> None:
-    if missing := sorted(parts.keys() - state.keys()):
-        raise ValueError(f"the checkpoint does not fit: it has no {missing[0]}; use the options of then.")
+    twins: Twins = parts["twins"]
+    for name, p in twins.named_parameters():  # frozen ones are the user's own, and not to be written to
+        if not p.requires_grad and not torch.equal(p, state["twins"].get(name, p.new_empty(0)).to(p)):
+            raise ValueError(f"the checkpoint does not fit: the frozen parameter {name!r} differs from that of then.")
     for name, part in parts.items():
         part.load_state_dict(state[name])
     best.load_state_dict(state)
@@ -273,10 +309,11 @@ def _restore(state: dict[str, Any], parts: dict[str, Any], best: _Best) -> None:
 
 @contextmanager
 def _own_randomness(device: torch.device, *purpose: int | str) -> Iterator[None]:
-    """What a model draws by itself, as dropout does, depends on the step alone; the global generator stays as it is."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(seeds.derive("model", *purpose))
+    """What a model draws by itself, as dropout does, depends on the step alone; global generators stay as they are."""
+    seed = seeds.derive("model", *purpose)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), seeded(seed):
+        if device.type == "cuda":
+            torch.cuda.manual_seed(seed)
         yield
 
 

@@ -233,11 +233,15 @@ def _unchanged(batches: Any) -> Any:
     return batches
 
 
-def _check(dataset: Any, bootstrap: Bootstrap, batch_size: int, resample: str, options: Mapping[str, Any]) -> None:
+def require_map_style(dataset: Any) -> None:
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise TypeError(
             "the dataset must be map-style, with len() and indexing: a bootstrap needs to reach each sample."
         )
+
+
+def _check(dataset: Any, bootstrap: Bootstrap, batch_size: int, resample: str, options: Mapping[str, Any]) -> None:
+    require_map_style(dataset)
     if not isinstance(bootstrap, Bootstrap):
         raise TypeError(f"bootstrap must be a Bootstrap, such as Bootstrap(len(dataset)), not {bootstrap!r}.")
     if len(dataset) == 0:

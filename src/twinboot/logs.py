@@ -57,7 +57,11 @@ def open_log(where: str | os.PathLike[str] | None, history: History) -> Iterator
         path = Path(where)
         if path.suffix != ".csv":
             raise ValueError(f"log must be a file.csv, 'tensorboard' or 'tensorboard:DIRECTORY', not {str(where)!r}.")
-        yield _Csv(path, history)
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"there is no folder {str(path.parent)!r} to write the log to.")
+        log = _Csv(path, history)
+        log.write()
+        yield log
 
 
 class _Nowhere:
@@ -72,6 +76,9 @@ class _Csv:
         self.path, self.history = path, history
 
     def add(self, row: Mapping[str, float]) -> None:
+        self.write()
+
+    def write(self) -> None:
         with replacing(self.path) as partial, partial.open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(self.history)

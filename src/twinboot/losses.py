@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -32,6 +33,8 @@ def classification(logits: Tensor, labels: Tensor) -> Tensor:
         raise ValueError(f"classification needs logits [samples, classes], but the model gives {tuple(logits.shape)}.")
     if labels.is_floating_point():
         raise TypeError(f"labels must be integers, not {labels.dtype}.")
+    if labels.shape != (needed := logits.shape[:1] + logits.shape[2:]):
+        raise ValueError(f"the labels have shape {_shape(labels)}, but the model's logits need {tuple(needed)}.")
     wrong = labels[(labels < 0) | (labels >= logits.shape[1])]
     if wrong.numel():
         classes = logits.shape[1]
@@ -73,6 +76,10 @@ def _shape(t: Tensor) -> tuple[int, ...]:
 
 def _one_each(loss: Loss) -> Loss:
     def checked(output: Tensor, target: Tensor) -> Tensor:
+        if not isinstance(output, Tensor):
+            raise TypeError(f"the model must give a tensor, not {type(output).__name__}.")
+        if output.dtype in (torch.float16, torch.bfloat16):  # as under autocast: squares would be coarse or infinite
+            output = output.float()
         values = loss(output, target)
         if not isinstance(values, Tensor) or values.shape != (len(target),):
             given = _shape(values) if isinstance(values, Tensor) else type(values).__name__

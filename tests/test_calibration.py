@@ -1,0 +1,102 @@
+"""Temperature and scale, against models whose mistake is known."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loops import classes, mlp, seeded
+from torch import Tensor, nn
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from twinboot import Bootstrap, Estimate, Twins, calibration
+
+
+def overconfident(factor: float, n: int = 4000) -> tuple[Tensor, Tensor]:
+    """Logits that are too large by a factor, and labels from the true ones."""
+    true = torch.randn(n, 3, generator=seeded(0))
+    labels = torch.multinomial(true.softmax(1), 1, generator=seeded(1)).squeeze(1)
+    return factor * true, labels
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
+def test_the_temperature_undoes_what_makes_a_model_too_sure(factor: float) -> None:
+    """Within four standard errors of the maximum-likelihood estimate of the temperature's logarithm."""
+    logits, labels = overconfident(factor)
+    temperature, scale, loss = calibration.best(lambda scale: logits[None], labels)
+    assert scale == 0  # of equals the first
+    true = logits / factor
+    probs = true.softmax(1)
+    information = ((probs * true.square()).sum(1) - (probs * true).sum(1).square()).sum()
+    assert abs(math.log(temperature / factor)) < 4 / math.sqrt(information)
+    assert loss == calibration.nll(logits[None], labels, temperature)
+    assert loss <= min(calibration.nll(logits[None], labels, t) for t in (0.9 * temperature, 1.1 * temperature))
+
+
+def test_the_scale_with_the_lowest_loss_is_taken() -> None:
+    logits, labels = overconfident(1.0)
+    noise = torch.randn(4000, 3, generator=seeded(2))
+    _, scale, _ = calibration.best(lambda s: (logits + 5 * abs(s - 0.75) * noise)[None], labels)
+    assert scale == 0.75
+
+
+def trained() -> tuple[Estimate, TensorDataset, Bootstrap]:
+    data = classes(60)
+    twins = Twins(mlp())
+    with torch.no_grad():
+        for p in twins[0].parameters():
+            p.mul_(1.5)
+    twins.update()
+    return twins.estimate(), data, Bootstrap(60)
+
+
+class Watched(Dataset[Any]):
+    def __init__(self, data: TensorDataset) -> None:
+        self.data, self.read = data, set[int]()
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        self.read.add(index)
+        return self.data[index]
+
+
+def test_only_the_given_samples_are_read_and_predictions_of_them_get_better() -> None:
+    estimate, data, bootstrap = trained()
+    watched = Watched(data)
+    x, y = data[bootstrap.unseen]
+    before = estimate.predict(x).nll(y).mean().item()
+    state = torch.get_rng_state()
+    loss = estimate.calibrate(Subset(watched, bootstrap.unseen.tolist()))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert watched.read == set(bootstrap.unseen.tolist())
+    samples = 0 if estimate.scale == 0 else 32
+    assert estimate.predict(x, samples).nll(y).mean().item() == pytest.approx(loss, rel=1e-4)
+    assert loss <= before
+
+
+def test_a_file_keeps_the_calibration(tmp_path: Path) -> None:
+    estimate, data, bootstrap = trained()
+    estimate.calibrate(Subset(data, bootstrap.unseen.tolist()))
+    estimate.save(tmp_path / "e.safetensors")
+    loaded = Estimate.load(tmp_path / "e.safetensors", mlp())
+    assert (loaded.temperature, loaded.scale) == (estimate.temperature, estimate.scale) != (1.0, 1.0)
+    x = data.tensors[0]
+    assert torch.equal(loaded.predict(x).probs, estimate.predict(x).probs)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (TensorDataset(torch.zeros(5, 4)), "tuples of an input and a label"),
+        (TensorDataset(torch.zeros(5, 4), torch.zeros(5)), "calibrate is for classification"),
+        (TensorDataset(torch.zeros(5, 4), torch.full((5,), 3)), "labels must lie between 0 and 2"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_refused(data: TensorDataset, said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        Twins(mlp()).estimate().calibrate(data)
+    with pytest.raises(ValueError, match="samples must be at least 2"):
+        Twins(nn.Linear(4, 3)).estimate().calibrate(classes(10), samples=1)
