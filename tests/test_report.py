@@ -160,12 +160,7 @@ def test_print_shows_the_configs_and_light_pictures(page: Path) -> None:
 def test_words_of_the_page_are_there_as_markdown_too(page: Path) -> None:
     text = page.with_suffix(".md").read_text()
     assert "- **Not held.** It is useful. (nowhere)" in text
-    assert "| part | value |\n|---|---|\n| 0.0 | 0.0 |" in text
-
-
-def test_bars_in_a_table_of_markdown_do_not_make_columns(page: Path) -> None:
-    text = page.with_name("report.md").read_text()
-    assert text.count("| part | \\|value\\| |\n|---|---|\n") == 2
+    assert "| part | \\|value\\| |\n|---|---|\n| 0.0 | 0.0 |" in text  # bars that make no columns
 
 
 def test_a_config_says_its_own_reason_where_it_changes_a_setting() -> None:

@@ -1,0 +1,61 @@
+"""States on disk: the last few, whole, and read without unpickling."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from loops import assert_same_bits
+
+from twinboot.checkpoints import Checkpoints
+
+CPU = torch.device("cpu")
+
+
+def test_the_last_few_are_kept_and_the_newest_is_read(tmp_path: Path) -> None:
+    saved = Checkpoints(tmp_path / "made" / "here", keep=2)
+    assert saved.latest(CPU) is None
+    for epoch in (8, 9, 10):
+        saved.save(epoch, {"weights": torch.full((3,), float(epoch)), "history": {"loss": [0.5] * epoch}})
+    assert sorted(p.name for p in saved.directory.iterdir()) == ["epoch-10.pt", "epoch-9.pt"]
+    newest = saved.latest(CPU)
+    assert newest is not None
+    assert newest["epoch"] == 10
+    assert_same_bits(newest["weights"], torch.full((3,), 10.0))
+
+
+def test_a_flipped_bit_in_the_weights_is_noticed(tmp_path: Path) -> None:
+    saved = Checkpoints(tmp_path, keep=1)
+    saved.save(1, {"weights": torch.arange(1000.0)})
+    path = tmp_path / "epoch-1.pt"
+    content = bytearray(path.read_bytes())
+    place = content.find(torch.arange(1000.0).numpy().tobytes()[400:440])
+    content[place] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"epoch-1.pt is damaged: delete it"):
+        saved.latest(CPU)
+
+
+def test_a_good_file_that_cannot_be_read_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = Checkpoints(tmp_path, keep=1)
+    saved.save(1, {})
+
+    def refuse(*args: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(torch, "load", refuse)
+    with pytest.raises(OSError, match=r"can't read .*epoch-1.pt: Permission denied"):
+        saved.latest(CPU)
+
+
+def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
+    torch.save({"weights": torch.zeros(1)}, tmp_path / "epoch-3.pt")
+    with pytest.raises(ValueError, match="no checkpoint of this version of fit"):
+        Checkpoints(tmp_path, keep=1).latest(CPU)
+
+
+def test_a_place_that_cannot_be_a_directory_and_none_to_keep(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="can't write checkpoints to"):
+        Checkpoints(tmp_path / "file", keep=1)
+    with pytest.raises(ValueError, match="at least one checkpoint must be kept"):
+        Checkpoints(tmp_path, keep=0)

@@ -1,0 +1,50 @@
+"""How a run goes, for people and for files."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twinboot.logs import open_log, show
+
+HISTORY: dict[str, list[float]] = {
+    "epoch": [1, 2],
+    "train": [0.9, 0.5],
+    "unseen": [0.8, 0.85],
+    "accuracy": [0.5, 0.75],
+    "sigma_least": [0.001, 0.002],
+    "sigma_most": [0.1, 0.2],
+    "seconds": [1000.0, 1800.0],
+}
+
+
+def test_a_line_says_all_that_matters(capsys: Any) -> None:
+    show(HISTORY, epochs=5)
+    expected = "epoch 2 of 5: loss 0.5, unseen 0.85, accuracy 75.0%, sigma 0.002 to 0.2, 1:10:00 left\n"
+    assert capsys.readouterr().err == expected
+    show({name: values[:1] for name, values in HISTORY.items()}, epochs=1)
+    assert capsys.readouterr().err.endswith("0:00 left *\n")  # the best so far
+
+
+def test_the_file_is_there_from_the_beginning_and_grows(tmp_path: Path) -> None:
+    path, history = tmp_path / "log.csv", {name: values[:1] for name, values in HISTORY.items()}
+    with open_log(path, history) as log:
+        assert len(path.read_text().splitlines()) == 2
+        for name, values in HISTORY.items():
+            history[name].append(values[1])
+        log.add({})
+    assert path.read_text().splitlines()[2] == "2,0.5,0.85,0.75,0.002,0.2,1800.0"
+
+
+def test_a_folder_that_is_not_there_is_named_before_the_run(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no folder"), open_log(tmp_path / "none" / "log.csv", HISTORY):
+        pass
+
+
+def test_tensorboard_that_is_not_installed_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    with (
+        pytest.raises(ImportError, match="needs TensorBoard: pip install tensorboard"),
+        open_log("tensorboard", HISTORY),
+    ):
+        pass
