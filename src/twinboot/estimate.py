@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -107,7 +108,9 @@ class Estimate(nn.Module):
         with torch.no_grad(), _evaluating(self.module):
             if vectorize is None and len(draws) and self.partition.sizes.sum() <= _SMALL_MODEL:
                 try:
-                    return self._predict(chunks, task, draws, scale, vectorize=True)
+                    with warnings.catch_warnings():
+                        warnings.filterwarnings("error", ".*performance drop.*")  # where vmap would be a loop itself
+                        return self._predict(chunks, task, draws, scale, vectorize=True)
                 except Exception:  # vmap refuses some models, each in its own way; the loop below judges the rest
                     pass
             return self._predict(chunks, task, draws, scale, vectorize=bool(vectorize and draws))

@@ -1,0 +1,26 @@
+"""Handwritten digits with `fit`: one call, error bars that know when they are wrong, and no data set aside.
+
+.venv/bin/python examples/digits.py
+"""
+
+import torch
+from torch.utils.data import Subset, TensorDataset
+
+from twinboot import fit
+from twinboot.experiments import datasets, networks
+
+images = datasets.load("digits")
+moments = datasets.moments_of(images.train_x)
+train = TensorDataset(datasets.standardised(images.train_x, moments), images.train_y)
+test_x, test_y = datasets.standardised(images.test_x, moments), images.test_y
+
+found = fit(networks.small(images.classes, channels=1), train, epochs=15, patience=5, seed=0)
+found.estimate.calibrate(Subset(train, found.bootstrap.unseen.tolist()))
+
+prediction = found.estimate.predict(test_x)
+wrong = prediction.labels != test_y
+doubt = prediction.entropy
+pairs = (doubt[wrong][:, None] > doubt[~wrong]).float().mean()  # the AUROC of doubt for errors
+print(f"accuracy {(~wrong).float().mean():.3f}, NLL {prediction.nll(test_y).mean():.3f} on {len(test_y)} test images")
+print(f"a wrong answer is more in doubt than a right one in {pairs:.0%} of all pairs")
+print(f"most in doubt: images {torch.topk(doubt, 5).indices.tolist()}")
