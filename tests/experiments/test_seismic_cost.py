@@ -10,6 +10,7 @@ from twinboot import Dense
 from twinboot.experiments import seismic_cost
 from twinboot.experiments.descent import Schedule
 from twinboot.experiments.kernels import Problem, Task, problem, respond
+from twinboot.operators import Forward
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,15 @@ class Recording(Dense):
         if isinstance(index, Tensor):
             self.batches.append(index.tolist())
         return super().rows(index)
+
+    def ends(self, length: int) -> Forward:
+        pair = super().ends(length)
+
+        def counted(fields: Tensor) -> Tensor:
+            self.sizes.extend([length, length])
+            return pair(fields)
+
+        return counted
 
 
 @pytest.fixture
