@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -119,7 +120,7 @@ def _called(batch: int | None) -> str:
 
 def _run(config: Config, response: Response, batch: int | None, run: str, tick: Tick) -> dict[str, pd.DataFrame]:
     problems, method = _problems(config, response), RUNS[run]
-    with one_thread():
+    with nullcontext() if batch is None else one_thread():  # small batches are too small to share among threads
         trained = train(problems, method, _schedule(config, batch), config.seed, tick)
     setting = {"response": response, "batch": _called(batch)}
     tables: dict[str, list[pd.DataFrame]] = {"runs": [], "deciles": [], "maps": []}
