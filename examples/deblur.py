@@ -1,15 +1,12 @@
-"""Deblur a picture through an operator of your own, and see where not to trust the result.
-
-.venv/bin/python examples/deblur.py [FILE.png]
-"""
+"""Deblur a picture through an operator of your own, and see where not to trust it: deblur.py [FILE.png]"""
 
 import sys
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from torch.nn.functional import conv2d
 
 from twinboot import invert
 
@@ -17,38 +14,28 @@ canvas = FigureCanvasAgg(Figure(figsize=(1, 1), dpi=64))
 canvas.figure.text(0.5, 0.5, "twin\nboot", size=18, weight="bold", ha="center", va="center")
 canvas.draw()
 truth = 1 - torch.tensor(np.asarray(canvas.buffer_rgba())[..., 0] / 255).float()  # white on black, 64 x 64
+line = torch.exp(-(torch.arange(-6.0, 7.0) ** 2) / (2 * 1.5**2))
+kernel = torch.outer(line, line)[None, None] / line.sum() ** 2
 
-kernel = torch.exp(-(torch.arange(-6.0, 7.0) ** 2) / (2 * 1.5**2))
-kernel = (kernel / kernel.sum()).view(1, 1, 1, 13)
 
-
-def blur(picture: torch.Tensor) -> torch.Tensor:
-    """Along rows, then along columns. Each pixel of the result is a measurement."""
-    across = F.conv2d(picture[None, None], kernel, padding=(0, 6))
-    return F.conv2d(across, kernel.mT, padding=(6, 0)).flatten()
+def blur(picture: torch.Tensor) -> torch.Tensor:  # each pixel of the result is a measurement
+    return conv2d(picture[None, None], kernel, padding=6).flatten()
 
 
 observed = blur(truth) + 0.02 * torch.randn(64 * 64, generator=torch.Generator().manual_seed(0))
 # Brightness lies between 0 and 1, so the field is what a sigmoid makes brightness of.
-found = invert(
-    lambda field: blur(field.sigmoid()),
-    observed,
-    initial=torch.zeros(64, 64),
-    steps=1500,
-    optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.05),
-)
+make = lambda fields: torch.optim.Adam(fields, lr=0.05)  # noqa: E731
+found = invert(lambda field: blur(field.sigmoid()), observed, torch.zeros(64, 64), steps=1500, optimizer=make)
 picture = found.predict(torch.sigmoid)
 
 error = (picture.mean - truth).abs()
+before, after = ((p - truth).square().mean().sqrt() for p in (observed.view(64, 64), picture.mean))
 agree = torch.corrcoef(torch.stack([picture.std.flatten(), error.flatten()]))[0, 1]
-print(f"rms error: blurred {(observed - truth.flatten()).square().mean().sqrt():.3f}, ", end="")
-print(f"deblurred {error.square().mean().sqrt():.3f}; correlation of sigma with |error| {agree:.2f}")
-panels = {"truth": truth, "observed": observed.view(64, 64), "deblurred": picture.mean}
-panels |= {"|error|": error, "sigma": picture.std}
+print(f"rms error: blurred {before:.3f}, deblurred {after:.3f}; correlation of sigma with |error| {agree:.2f}")
+titles, panels = ("truth", "observed", "deblurred", "|error|", "sigma"), (truth, observed.view(64, 64), picture.mean)
 drawn = Figure(figsize=(16, 3.4), layout="constrained")
-for axes, (title, panel) in zip(drawn.subplots(1, 5), panels.items(), strict=True):
+for axes, title, panel in zip(drawn.subplots(1, 5), titles, (*panels, error, picture.std), strict=True):
     axes.set(title=title, xticks=[], yticks=[])
     shades = {"cmap": "magma"} if title in ("|error|", "sigma") else {"cmap": "gray", "vmin": 0, "vmax": 1}
     drawn.colorbar(axes.imshow(panel, **shades), shrink=0.8)
-drawn.savefig(path := sys.argv[1] if len(sys.argv) > 1 else "deblur.png", dpi=90)
-print(f"picture: {path}")
+drawn.savefig(sys.argv[1] if len(sys.argv) > 1 else "deblur.png", dpi=90)
