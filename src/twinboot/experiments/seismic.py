@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from .experiment import Status, Tables, Verdict
 from .scores import LEVELS, interval
 from .seismic_figure import draw
-from .seismic_run import PENALTIES, QUICK, ROWS, SHOWN, Config, costed, main, parts
+from .seismic_run import PENALTIES, QUICK, ROWS, SHOWN, Config, main, parts
 
 TITLE = "Seismic inversion: a field, and where not to trust it"
 QUESTION = (
@@ -44,12 +44,12 @@ def figure(config: Config, tables: Tables) -> Figure:
 
 def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
     found = {}
-    seconds = _cost_of(tables, config.rows).median() * config.steps
     for (response, batch), runs in tables["runs"].groupby(["response", "batch"], sort=False):
         title = f"{response}, {_batches(batch)}: mean and 95 % interval of {config.seeds} seeds"
-        found[title] = _table(runs, seconds if batch == "full" else None)
-    cost = pd.concat([_cost(rows, _cost_of(tables, rows)) for rows in costed(config)], ignore_index=True)
-    found["Cost of a step through the dense operator, median over turns (middle half)"] = cost
+        found[title] = _table(runs, _cost_of(tables, config.rows, batch)[["standard", "twins"]].median() * config.steps)
+    cost = [_cost(rows, batch, own) for (rows, batch), own in tables["cost"].groupby(["rows", "batch"], sort=False)]
+    title = "Cost of a step through the dense operator, median over turns (middle half)"
+    found[title] = pd.concat(cost, ignore_index=True)
     shown = main(tables["deciles"], SHOWN)
     found[f"By decile of sigma: {SHOWN}, tanh, full batches"] = pd.DataFrame(
         {
@@ -66,7 +66,7 @@ def _batches(batch: str) -> str:
     return "full batches" if batch == "full" else f"batches of {batch}"
 
 
-def _table(runs: pd.DataFrame, seconds: pd.Series | None) -> pd.DataFrame:
+def _table(runs: pd.DataFrame, seconds: pd.Series) -> pd.DataFrame:
     rows = []
     present = [method for method in (*ROWS, *PENALTIES) if (runs["method"] == method).any()]
     for method in present:
@@ -76,8 +76,7 @@ def _table(runs: pd.DataFrame, seconds: pd.Series | None) -> pd.DataFrame:
         for column, digits in (("train", 4), ("test", 4), ("error", 4)):
             row[{"error": "error of the field (MSE)"}.get(column, f"{column} loss")] = _pm(own[column], digits)
         row["step kept"] = f"{own['step'].mean():.0f}" if own["step"].any() else "closed form"
-        if seconds is not None:
-            row["s per run"] = f"{seconds['twins' if twins else 'standard']:.1f}" if own["step"].any() else ""
+        row["s per run"] = f"{seconds['twins' if twins else 'standard']:.1f}" if own["step"].any() else ""
         row["correlation of sigma, |error|"] = _pm(own["correlation"], 2) if twins else ""
         row["50, 90, 95 % intervals hold"] = (
             ", ".join(f"{own[f'covered_{level}'].mean():.0%}" for level in LEVELS) if twins else ""
@@ -91,11 +90,12 @@ def _pm(values: pd.Series, digits: int) -> str:
     return f"{mean:.{digits}f} ± {half:.{digits}f}"
 
 
-def _cost_of(tables: Tables, rows: int) -> pd.DataFrame:
-    return tables["cost"][tables["cost"]["rows"] == rows]
+def _cost_of(tables: Tables, rows: int, batch: str = "full") -> pd.DataFrame:
+    cost = tables["cost"]
+    return cost[(cost["rows"] == rows) & (cost["batch"].astype(str) == batch)]
 
 
-def _cost(rows: int, cost: pd.DataFrame) -> pd.DataFrame:
+def _cost(rows: int, batch: str, cost: pd.DataFrame) -> pd.DataFrame:
     ratio = cost["twins"] / cost["standard"]
     columns = {
         "standard, ms": 1e3 * cost["standard"],
@@ -106,14 +106,15 @@ def _cost(rows: int, cost: pd.DataFrame) -> pd.DataFrame:
         name: ["{:.2f} ({:.2f} to {:.2f})".format(*values.quantile([0.5, 0.25, 0.75]))]
         for name, values in columns.items()
     }
-    return pd.DataFrame({"rows": [rows], **told})
+    return pd.DataFrame({"rows": [rows], "batch": [batch], **told})
 
 
 def verdicts(config: Config, tables: Tables) -> list[Verdict]:
     runs = main(tables["runs"])
     few = config.seeds < 10
     ratio, larger = (
-        (cost["twins"] / cost["standard"]).median() for cost in (_cost_of(tables, rows) for rows in costed(config))
+        (cost["twins"] / cost["standard"]).median()
+        for cost in (_cost_of(tables, rows) for rows in (config.rows, 4 * config.rows))
     )
     return [
         _better(runs, few),

@@ -94,7 +94,10 @@ RESPONSES: tuple[Response, ...] = ("tanh", "cubic")
 
 
 def parts(config: Config) -> list[Part]:
-    found = [Part(f"cost {rows}", config.turns, partial(_cost, config, rows)) for rows in costed(config)]
+    found = [
+        Part(f"cost {rows} {_called(batch)}", config.turns, partial(_cost, config, rows, batch))
+        for rows, batch in costed(config)
+    ]
     for response in RESPONSES:
         for batch in (None, config.batch):
             for run in RUNS:
@@ -152,14 +155,16 @@ def _penalised(config: Config, response: Response, tick: Tick) -> dict[str, pd.D
     return {"runs": pd.concat(found, ignore_index=True)}
 
 
-def costed(config: Config) -> tuple[int, int]:
-    """The numbers of measurements for which a step is timed: with more of them fixed costs weigh less."""
-    return config.rows, 4 * config.rows
+def costed(config: Config) -> list[tuple[int, int | None]]:
+    """The numbers of measurements and the batches for which a step is timed: with more of them fixed costs weigh less,
+    with a few at a time they are all there is."""
+    return [(config.rows, None), (4 * config.rows, None), (config.rows, config.batch)]
 
 
-def _cost(config: Config, rows: int, tick: Tick) -> dict[str, pd.DataFrame]:
+def _cost(config: Config, rows: int, batch: int | None, tick: Tick) -> dict[str, pd.DataFrame]:
     [first, *_] = _problems(replace(config, rows=rows, seeds=2), "tanh")
-    return {"cost": _labelled(cost(first, _schedule(config, None), config.turns, tick), rows=rows)}
+    found = cost(first, _schedule(config, batch), config.turns, tick)
+    return {"cost": _labelled(found, rows=rows, batch=_called(batch))}
 
 
 def _scored(problems: list[Problem], state: State, method: Method, labels: dict[str, str]) -> pd.DataFrame:
