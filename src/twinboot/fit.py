@@ -1,10 +1,10 @@
 """The ready-made loop: twins of a model on a dataset, judged after each epoch by the samples that no twin saw.
 
-for epoch:
-    for pair of batches:  noise, losses, gradients, a step, sigma
-    reset if due
+for each epoch:
+    for each pair of batches: noise, losses, gradients, a step, sigma     (training.py)
     the loss of the mean model on the unseen samples; the best state is kept
-    a checkpoint
+    a reset if one is due
+    a checkpoint                                                          (checkpoints.py)
 """
 
 from __future__ import annotations
@@ -12,27 +12,25 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch import nn
+from torch.utils.data import Dataset
 
-from . import losses, resets, seeds
+from . import losses, optimizers, resets
 from .bootstrap import Bootstrap
 from .checkpoints import Checkpoints
 from .estimate import Estimate
 from .groups import Grouping
-from .loader import PairedLoader, require_map_style, seeded
+from .loader import require_map_style
 from .logs import open_log, show
 from .states import pack, require_same, unpack
+from .training import Training
 from .twins import Twins
 
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
@@ -59,7 +57,7 @@ def fit(
     dataset: Dataset[Any],
     loss: losses.Name | losses.Loss = "classification",
     *,
-    optimizer: MakeOptimizer | None = None,
+    optimizer: optimizers.Make | None = None,
     scheduler: MakeScheduler | None = None,
     epochs: int = 30,
     batch_size: int = 64,
@@ -114,8 +112,10 @@ def fit(
     if epochs < 1 or (patience is not None and patience < 1):
         raise ValueError(f"epochs and patience must be at least 1, not {epochs} and {patience}.")
     require_map_style(dataset)
-    run = _Run(model, dataset, loss, batch_size, groups, resample, bootstrap, seed, device, amp, options)
-    stepper = _made(optimizer or _adam, run.twins)
+    run = Training(model, dataset, loss, batch_size, groups, resample, bootstrap, seed, device, amp, options)
+    stepper = optimizers.made(optimizer, list(run.twins.parameters()), rate=0.001)
+    if isinstance(stepper, torch.optim.LBFGS):
+        raise TypeError("fit takes one gradient for each step, which LBFGS is not made for: write the loop yourself.")
     description = {
         "loss": loss if isinstance(loss, str) else "a function",
         "mode": mode,
@@ -159,100 +159,10 @@ def fit(
     return Fit(best.estimate, best.history, best.epoch, run.bootstrap)
 
 
-class _Run:
-    """The twins, their data, and an epoch of training."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        dataset: Any,
-        loss: losses.Name | losses.Loss,
-        batch_size: int,
-        groups: str | Grouping,
-        resample: Literal["draws", "counts"],
-        bootstrap: Bootstrap | None,
-        seed: int,
-        device: str | torch.device | None,
-        amp: torch.dtype | None,
-        options: dict[str, Any],
-    ) -> None:
-        self.loss, self.classifies = losses.named(loss), loss == "classification"
-        self.twins = Twins(model, bootstrap.replicas if bootstrap else 2, groups, seed)
-        first = next(self.twins.parameters())
-        self.device = torch.device(device) if device is not None else first.device
-        self.twins.to(self.device)
-        self.dataset, self.seed, self.amp, self.batch_size = dataset, seed, amp, batch_size
-        self.bootstrap = bootstrap or Bootstrap(len(dataset), seed=seed)
-        judging = ("collate_fn", "num_workers", "pin_memory")
-        self.judging = {name: option for name, option in options.items() if name in judging}
-        self.loader = PairedLoader(dataset, self.bootstrap, batch_size, resample, seed=seed, **options)
-        if not len(self.bootstrap.unseen):
-            raise ValueError("every sample is seen by some twin, so none is left to judge an epoch by: add data.")
-        self.normalised = any(isinstance(m, nn.modules.batchnorm._NormBase) for m in model.modules())
-
-    def epoch(self, epoch: int, stepper: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> float:
-        """One pass over the twins' samples; gives the mean loss of the noisy twins."""
-        self.twins.train()
-        total, number = torch.zeros((), device=self.device), 0
-        for step, pair in enumerate(self.loader, start=1):
-            stepper.zero_grad()
-            with self.twins.sampled(), _own_randomness(self.device, self.seed, epoch, step):
-                for twin, batch in zip(self.twins, pair, strict=True):
-                    value = self._loss(twin, batch)
-                    scaler.scale(value).backward()
-                    total, number = total + value.detach(), number + 1
-            if not math.isfinite(total.item()):
-                raise FloatingPointError(
-                    f"the loss is not finite in epoch {epoch}, step {step}: look for bad samples, or lower the "
-                    "learning rate, in another directory of checkpoints; those here are of the epochs before."
-                )
-            scaler.step(stepper)
-            scaler.update()
-            self.twins.update()
-        return total.item() / number
-
-    def _loss(self, twin: nn.Module, batch: Any) -> Tensor:
-        if self.loader.resample == "counts":
-            *inputs, target, weight = self._moved(batch, least=3)
-        else:
-            (*inputs, target), weight = self._moved(batch), None
-        with torch.autocast(self.device.type, self.amp, enabled=self.amp is not None):
-            values = self.loss(twin(*inputs), target)
-        return values.mean() if weight is None else (weight * values).mean()
-
-    def _moved(self, batch: Any, least: int = 2) -> list[Any]:
-        if not isinstance(batch, (tuple, list)) or len(batch) < least:
-            raise TypeError("samples must be tuples of an input and a target.")
-        return tree_map(lambda t: t.to(self.device) if isinstance(t, Tensor) else t, list(batch))  # type: ignore[no-any-return]
-
-    @torch.no_grad()
-    def judge(self) -> tuple[Estimate, float, float]:
-        """The estimate as it is now, and the loss and accuracy of its mean model on what no twin saw."""
-        estimate = self.twins.estimate()
-        losses, right = [], []
-        with seeded(seeds.derive(self.seed, "judge")):  # for random transforms of the dataset
-            if self.normalised:
-                estimate.update_batchnorm(self._batches(self.bootstrap.seen), lambda batch: tuple(batch[:-1]))
-            for batch in self._batches(self.bootstrap.unseen):
-                *inputs, target = self._moved(batch)
-                output = estimate(*inputs)
-                losses.append(self.loss(output, target))
-                if self.classifies:
-                    right.append((output.argmax(1) == target).flatten())
-        accuracy = torch.cat(right).double().mean().item() if right else math.nan
-        return estimate, torch.cat(losses).double().mean().item(), accuracy
-
-    def _batches(self, samples: Tensor) -> Iterable[Any]:
-        size = self.batch_size
-        while len(samples) % size == 1 and size < len(samples):  # BatchNorm has no statistics of one sample
-            size += 1
-        return DataLoader(Subset(self.dataset, samples.tolist()), size, **self.judging)
-
-
 class _Best:
     """The estimate to keep, and how the run went."""
 
-    def __init__(self, run: _Run) -> None:
+    def __init__(self, run: Training) -> None:
         self.run = run
         names = ("epoch", "train", "unseen", "accuracy", "sigma_least", "sigma_most", "rate", "seconds")
         self.history: dict[str, list[float]] = {n: [] for n in names if n != "accuracy" or run.classifies}
@@ -285,18 +195,6 @@ class _Best:
         self.estimate.load_state_dict(state["best"]["estimate"])
 
 
-def _made(optimizer: MakeOptimizer, twins: Twins) -> torch.optim.Optimizer:
-    if not callable(optimizer):
-        raise TypeError("optimizer must be a function that makes one, such as lambda parameters: Adam(parameters).")
-    stepper = optimizer(twins.parameters())
-    own = set(map(id, twins.parameters()))
-    if not {id(p) for group in stepper.param_groups for p in group["params"]} <= own:
-        raise ValueError("the optimizer must be made for the parameters that its function gets: those of the twins.")
-    if isinstance(stepper, torch.optim.LBFGS):
-        raise TypeError("fit takes one gradient for each step, which LBFGS is not made for: write the loop yourself.")
-    return stepper
-
-
 def _restore(state: dict[str, Any], parts: dict[str, Any], best: _Best) -> None:
     twins: Twins = parts["twins"]
     for name, p in twins.named_parameters():  # frozen ones are the user's own, and not to be written to
@@ -305,17 +203,3 @@ def _restore(state: dict[str, Any], parts: dict[str, Any], best: _Best) -> None:
     for name, part in parts.items():
         part.load_state_dict(state[name])
     best.load_state_dict(state)
-
-
-@contextmanager
-def _own_randomness(device: torch.device, *purpose: int | str) -> Iterator[None]:
-    """What a model draws by itself, as dropout does, depends on the step alone; global generators stay as they are."""
-    seed = seeds.derive("model", *purpose)
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), seeded(seed):
-        if device.type == "cuda":
-            torch.cuda.manual_seed(seed)
-        yield
-
-
-def _adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=0.001)

@@ -11,14 +11,14 @@ better than before.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from . import resets
+from . import optimizers, resets
 from .bootstrap import Bootstrap
 from .floor import floor
 from .groups import Blocks, Grouping
@@ -27,8 +27,6 @@ from .measurements import Weighted, see
 from .operators import Forward
 from .stacked import Stacked
 from .twins import RESET_MODES
-
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 def invert(
@@ -39,7 +37,7 @@ def invert(
     groups: str | Grouping | None = None,
     replicas: int = 2,
     steps: int = 3000,
-    optimizer: MakeOptimizer | None = None,
+    optimizer: optimizers.Make | None = None,
     decay: float = 0.999,
     reset: Callable[[int], bool] | None = None,
     mode: Literal["sample", "mean", "centered"] = "centered",
@@ -115,9 +113,7 @@ def invert(
     groups = groups or (Blocks((3,) * initial.ndim) if initial.ndim else "tensor")
     twins = Stacked(_Field(initial), replicas, groups, seed, stacked=True)
     [fields] = twins.parameters()
-    if optimizer is not None and not callable(optimizer):
-        raise TypeError("optimizer must be a function that makes one, such as lambda fields: Adam(fields, lr=0.01).")
-    stepper = (optimizer or _adam)([fields])
+    stepper = optimizers.made(optimizer, [fields], rate=0.01)
     schedule = torch.optim.lr_scheduler.ExponentialLR(stepper, decay)
     due = reset or resets.growing(50, 1.5)
     best = _Best(twins, fields)
@@ -216,7 +212,3 @@ def _check(loss: float, gradient: Tensor, step: int) -> None:
         )
     if not math.isfinite(gradient.sum().item()):  # one bad entry spoils the sum, and that is quicker than to ask each
         raise FloatingPointError(f"forward has no finite derivative at the field of step {step}.")
-
-
-def _adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=0.01)

@@ -1,0 +1,22 @@
+"""Optimizers as `fit` and `invert` take them: as functions that make one, because the twins are made inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import nn
+
+Make = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+def made(make: Make | None, parameters: Sequence[nn.Parameter], rate: float) -> torch.optim.Optimizer:
+    """The optimizer of these parameters; by default Adam at a rate. One of others would train nothing, silently."""
+    if make is None:
+        return torch.optim.Adam(parameters, lr=rate)
+    if not callable(make):
+        raise TypeError("optimizer must be a function that makes one, such as lambda parameters: Adam(parameters).")
+    found = make(parameters)
+    if not {id(p) for group in found.param_groups for p in group["params"]} <= set(map(id, parameters)):
+        raise ValueError("the optimizer must be made for the parameters that its function gets: those of the twins.")
+    return found

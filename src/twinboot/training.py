@@ -1,0 +1,120 @@
+"""An epoch of `fit`: the twins go through their samples, and the mean model is judged by those that neither saw."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader, Subset
+
+from . import losses, seeds
+from .bootstrap import Bootstrap
+from .estimate import Estimate
+from .groups import Grouping
+from .loader import PairedLoader, seeded
+from .twins import Twins
+
+
+class Training:
+    """The twins and their data."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dataset: Any,
+        loss: losses.Name | losses.Loss,
+        batch_size: int,
+        groups: str | Grouping,
+        resample: Literal["draws", "counts"],
+        bootstrap: Bootstrap | None,
+        seed: int,
+        device: str | torch.device | None,
+        amp: torch.dtype | None,
+        options: dict[str, Any],
+    ) -> None:
+        self.loss, self.classifies = losses.named(loss), loss == "classification"
+        self.twins = Twins(model, bootstrap.replicas if bootstrap else 2, groups, seed)
+        first = next(self.twins.parameters())
+        self.device = torch.device(device) if device is not None else first.device
+        self.twins.to(self.device)
+        self.dataset, self.seed, self.amp, self.batch_size = dataset, seed, amp, batch_size
+        self.bootstrap = bootstrap or Bootstrap(len(dataset), seed=seed)
+        judging = ("collate_fn", "num_workers", "pin_memory")
+        self.judging = {name: option for name, option in options.items() if name in judging}
+        self.loader = PairedLoader(dataset, self.bootstrap, batch_size, resample, seed=seed, **options)
+        if not len(self.bootstrap.unseen):
+            raise ValueError("every sample is seen by some twin, so none is left to judge an epoch by: add data.")
+        self.normalised = any(isinstance(m, nn.modules.batchnorm._NormBase) for m in model.modules())
+
+    def epoch(self, epoch: int, stepper: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> float:
+        """One pass over the twins' samples; gives the mean loss of the noisy twins."""
+        self.twins.train()
+        total, number = torch.zeros((), device=self.device), 0
+        for step, pair in enumerate(self.loader, start=1):
+            stepper.zero_grad()
+            with self.twins.sampled(), own_randomness(self.device, self.seed, epoch, step):
+                for twin, batch in zip(self.twins, pair, strict=True):
+                    value = self._loss(twin, batch)
+                    scaler.scale(value).backward()
+                    total, number = total + value.detach(), number + 1
+            if not math.isfinite(total.item()):
+                raise FloatingPointError(
+                    f"the loss is not finite in epoch {epoch}, step {step}: look for bad samples, or lower the "
+                    "learning rate, in another directory of checkpoints; those here are of the epochs before."
+                )
+            scaler.step(stepper)
+            scaler.update()
+            self.twins.update()
+        return total.item() / number
+
+    def _loss(self, twin: nn.Module, batch: Any) -> Tensor:
+        if self.loader.resample == "counts":
+            *inputs, target, weight = self._moved(batch, least=3)
+        else:
+            (*inputs, target), weight = self._moved(batch), None
+        with torch.autocast(self.device.type, self.amp, enabled=self.amp is not None):
+            values = self.loss(twin(*inputs), target)
+        return values.mean() if weight is None else (weight * values).mean()
+
+    def _moved(self, batch: Any, least: int = 2) -> list[Any]:
+        if not isinstance(batch, (tuple, list)) or len(batch) < least:
+            raise TypeError("samples must be tuples of an input and a target.")
+        return tree_map(lambda t: t.to(self.device) if isinstance(t, Tensor) else t, list(batch))  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def judge(self) -> tuple[Estimate, float, float]:
+        """The estimate as it is now, and the loss and accuracy of its mean model on what no twin saw."""
+        estimate = self.twins.estimate()
+        losses, right = [], []
+        with seeded(seeds.derive(self.seed, "judge")):  # for random transforms of the dataset
+            if self.normalised:
+                estimate.update_batchnorm(self._batches(self.bootstrap.seen), lambda batch: tuple(batch[:-1]))
+            for batch in self._batches(self.bootstrap.unseen):
+                *inputs, target = self._moved(batch)
+                output = estimate(*inputs)
+                losses.append(self.loss(output, target))
+                if self.classifies:
+                    right.append((output.argmax(1) == target).flatten())
+        accuracy = torch.cat(right).double().mean().item() if right else math.nan
+        return estimate, torch.cat(losses).double().mean().item(), accuracy
+
+    def _batches(self, samples: Tensor) -> Iterable[Any]:
+        size = self.batch_size
+        while len(samples) % size == 1 and size < len(samples):  # BatchNorm has no statistics of one sample
+            size += 1
+        return DataLoader(Subset(self.dataset, samples.tolist()), size, **self.judging)
+
+
+@contextmanager
+def own_randomness(device: torch.device, *purpose: int | str) -> Iterator[None]:
+    """What a model draws by itself, as dropout does, depends on the step alone; global generators stay as they are."""
+    seed = seeds.derive("model", *purpose)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), seeded(seed):
+        if device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        yield

@@ -1,0 +1,34 @@
+"""Optimizers that are made for the twins, and what would train nothing."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from twinboot.optimizers import made
+
+OWN = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3))]
+
+
+def test_by_default_it_is_adam_at_the_rate() -> None:
+    found = made(None, OWN, 0.25)
+    assert isinstance(found, torch.optim.Adam)
+    assert [(group["lr"], group["params"]) for group in found.param_groups] == [(0.25, OWN)]
+
+
+def test_groups_with_options_of_their_own_and_a_part_of_the_parameters_are_fine() -> None:
+    assert len(made(lambda p: torch.optim.SGD([{"params": [x], "lr": 0.1} for x in p]), OWN, 1.0).param_groups) == 2
+    assert made(lambda p: torch.optim.SGD(list(p)[:1], 0.1), OWN, 1.0).param_groups[0]["params"] == OWN[:1]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (torch.optim.Adam(OWN), "optimizer must be a function that makes one"),
+        (lambda p: torch.optim.Adam([nn.Parameter(torch.zeros(2))]), "those of the twins"),
+    ],
+)
+def test_what_would_train_nothing_is_refused(make: Any, said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        made(make, OWN, 0.1)
