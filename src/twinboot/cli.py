@@ -46,6 +46,8 @@ class RunExperiment:
     config: Annotated[Any, tyro.conf.arg(name="")]
     out: Path = Path("out/full")
     """Directory; the run goes into a folder of the experiment's name in it. A run that was stopped goes on."""
+    jobs: int = 1
+    """Parts that run at once, each in a process of its own."""
     quick: bool = False
     """Fewer seeds and points; the flags below then start from other defaults."""
     full: bool = False
@@ -58,6 +60,8 @@ class Reproduce:
 
     out: Path = Path("out/full")
     """Directory for all runs and the report. Runs that were stopped go on."""
+    jobs: int = 1
+    """Parts of an experiment that run at once, each in a process of its own."""
     quick: bool = False
     """Fewer seeds and points: under five minutes in all."""
     full: bool = False
@@ -114,7 +118,7 @@ class UsageError(Exception):
 def _carry_out(arguments: list[str]) -> None:
     command = _parse(arguments)
     if isinstance(command, RunExperiment):
-        run = _run(arguments[0], command.config, command.out)
+        run = _run(arguments[0], command.config, command.out, command.jobs)
         _tell(run)
         print(f"figure: {_draw(run, command.out / run.name)}")
     elif isinstance(command, Reproduce):
@@ -190,7 +194,7 @@ def _reproduce(command: Reproduce) -> None:
             except ValueError as error:
                 raise UsageError(str(error)) from None
         try:
-            run = _run(name, config, command.out)
+            run = _run(name, config, command.out, command.jobs)
         except UnavailableError as error:
             print(f"twinboot: left out: {error}", file=sys.stderr)
             continue
@@ -199,14 +203,16 @@ def _reproduce(command: Reproduce) -> None:
     _report(command.out)
 
 
-def _run(name: str, config: Any, out: Path) -> Run:
+def _run(name: str, config: Any, out: Path, jobs: int) -> Run:
+    if jobs < 1:
+        raise UsageError(f"jobs must be at least 1, not {jobs}.")
     experiment = EXPERIMENTS[name]
     try:
         parts = experiment.parts(config)
     except ValueError as error:
         raise UsageError(str(error)) from None
     with _progress(name, parts) as begin:
-        run = carry_out(name, experiment, config, out / name, begin)
+        run = carry_out(name, experiment, config, out / name, begin, jobs)
     if not run.fresh:
         made = f"by twinboot {run.about['twinboot']} ({run.about['revision']}), {run.about['started']}"
         print(f"{name}: this run was complete already, made {made}; to run it again, delete {out / name}.")

@@ -14,7 +14,7 @@ import torch
 import toy
 
 import twinboot
-from twinboot.experiments import store
+from twinboot.experiments import parts, store
 from twinboot.experiments.experiment import Part
 from twinboot.experiments.store import RunError, UnfinishedError, carry_out, load
 
@@ -200,7 +200,7 @@ def test_the_time_of_a_run_is_that_of_its_parts_also_from_before_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter([0.0, 1.0, 10.0, 100.0, 102.0, 200.0, 204.0])  # part-1 is begun, at 10, and stopped
-    monkeypatch.setattr(store, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(parts, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     stop_at("part-1", monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         carry_out("toy", toy, toy.Config(), tmp_path)

@@ -22,11 +22,15 @@ Status = Literal["held", "partly", "not held", "undecided"]
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of work that is kept once it is done: its name, its length in ticks, and how its tables are computed."""
+    """A piece of work that is kept once it is done: its name, its length in ticks, and how its tables are computed.
+
+    One that takes hours `resumes`: `compute` then gets a directory too, which is there again after a stop.
+    """
 
     name: str
     ticks: int
-    compute: Callable[[Tick], dict[str, pd.DataFrame]]
+    compute: Callable[..., dict[str, pd.DataFrame]]
+    resumes: bool = False
 
 
 @dataclass(frozen=True)

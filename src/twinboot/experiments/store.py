@@ -4,13 +4,12 @@
     DIR/TABLE.csv       the results, one row per observation
     DIR/parts/PART/     the tables of each part that is done, with their checksums, until all are
 
-A part appears under its name by one rename, so what is there is whole, whenever the run was stopped.
+See `parts.py` for how the parts are computed and kept.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import io
 import json
 import os
@@ -18,7 +17,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -33,6 +31,8 @@ import torch
 from .. import __version__
 from ..atomic import replacing
 from .experiment import Experiment, Part, Tick, command
+from .parts import RunError as RunError
+from .parts import checksum, compute
 
 if sys.platform != "win32":
     import fcntl
@@ -42,10 +42,6 @@ KEYS = (
     *("format", "experiment", "config", "twinboot", "revision", "torch", "numpy", "python", "platform"),
     *("started", "seconds", "tables"),
 )
-
-
-class RunError(Exception):
-    """Something about a run's files that the user should know, in one sentence."""
 
 
 class UnfinishedError(RunError):
@@ -69,27 +65,21 @@ def carry_out(
     config: Any,
     directory: Path,
     begin: Callable[[Part], Tick] = lambda part: lambda: None,
+    jobs: int = 1,
 ) -> Run:
-    """Run the parts that are not done yet, and keep each as it is done. `begin` gives the tick of each part."""
+    """Run the parts that are not done yet, and keep each as it is done. `begin` gives the tick of each part.
+
+    With several jobs, so many parts run at once, each in a process of its own with its share of the threads.
+    """
+    if jobs < 1:
+        raise ValueError(f"jobs must be at least 1, not {jobs}.")
     parts = experiment.parts(config)  # which may refuse the config, before anything is written
     with _alone(directory):
         if not _open(name, config, directory):
-            _compute(parts, directory, begin)
+            compute(parts, directory / "parts", begin, jobs)
+            _finish(parts, directory)
             return replace(load(directory, {name: experiment}), fresh=True)
     return load(directory, {name: experiment})
-
-
-def _compute(parts: list[Part], directory: Path, begin: Callable[[Part], Tick]) -> None:
-    for part in parts:
-        tick, place = begin(part), directory / "parts" / part.name
-        if place.exists():
-            for _ in range(part.ticks):
-                tick()
-            continue
-        start = time.perf_counter()
-        tables = part.compute(tick)
-        _keep_part(place, tables, time.perf_counter() - start)
-    _finish(parts, directory)
 
 
 def load(directory: Path, experiments: dict[str, Experiment]) -> Run:
@@ -102,23 +92,19 @@ def load(directory: Path, experiments: dict[str, Experiment]) -> Run:
         again = command(name, experiments[name], _config(experiments[name], about["config"], directory))
         raise UnfinishedError(f"the run in {directory} is not complete: `{again}` with the same --out goes on with it.")
     config = _config(experiments[name], about["config"], directory)
-    tables = {table: _table(directory, table, checksum) for table, checksum in about["tables"].items()}
+    tables = {table: _table(directory, table, expected) for table, expected in about["tables"].items()}
     return Run(name, config, tables, about)
 
 
-def _table(directory: Path, table: str, checksum: str, **options: Any) -> pd.DataFrame:
+def _table(directory: Path, table: str, expected: str, **options: Any) -> pd.DataFrame:
     path = directory / f"{table}.csv"
     try:
         content = path.read_bytes()
     except OSError as error:
         raise RunError(f"can't read {path}: {error.strerror}.") from None
-    if _checksum(content) != checksum:
+    if checksum(content) != expected:
         raise RunError(f"{path} is damaged or was edited: delete {directory} and run again.")
     return pd.read_csv(io.BytesIO(content), **options)
-
-
-def _checksum(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 @contextmanager
@@ -179,19 +165,6 @@ def _about(name: str, config: Any) -> dict[str, Any]:
     }
 
 
-def _keep_part(place: Path, tables: dict[str, pd.DataFrame], seconds: float) -> None:
-    unfinished = place.with_name(f".{place.name}")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    checksums = {}
-    for name, table in tables.items():
-        content = table.to_csv(index=False).encode()
-        (unfinished / f"{name}.csv").write_bytes(content)
-        checksums[name] = _checksum(content)
-    (unfinished / "part.json").write_text(json.dumps({"seconds": round(seconds, 3), "tables": checksums}))
-    unfinished.rename(place)
-
-
 def _finish(parts: list[Part], directory: Path) -> None:
     """One file for each table, from the parts in their order; then their checksums, which make the run complete."""
     frames: dict[str, list[pd.DataFrame]] = {}
@@ -204,13 +177,13 @@ def _finish(parts: list[Part], directory: Path) -> None:
             checksums = dict(about["tables"])
         except (ValueError, KeyError, TypeError, FileNotFoundError):
             raise RunError(f"{place} is damaged: delete it, and the same command does that part again.") from None
-        for table, checksum in checksums.items():
-            frames.setdefault(table, []).append(_table(place, table, checksum, dtype=str, keep_default_na=False))
+        for table, expected in checksums.items():
+            frames.setdefault(table, []).append(_table(place, table, expected, dtype=str, keep_default_na=False))
     checksums = {}
     for table, found in frames.items():
         content = pd.concat(found, ignore_index=True).to_csv(index=False).encode()
         (directory / f"{table}.csv").write_bytes(content)
-        checksums[table] = _checksum(content)
+        checksums[table] = checksum(content)
     _write(directory / "run.json", _read(directory) | {"seconds": round(seconds, 2), "tables": checksums})
     shutil.rmtree(directory / "parts")
 

@@ -1,0 +1,86 @@
+"""The parts of a run: computed one after another or several at once, and each kept as soon as it is done.
+
+A part appears under its name by one rename, so what is there is whole, whenever the run was stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from .experiment import Part, Tick
+
+
+class RunError(Exception):
+    """Something about a run and its files that the user should know, in one sentence."""
+
+
+def compute(parts: list[Part], directory: Path, begin: Callable[[Part], Tick], jobs: int) -> None:
+    """Compute the parts that are not in the directory yet. `begin` gives the tick of each."""
+    waiting = []
+    for part in parts:
+        if (directory / part.name).exists():
+            _tick_through(part, begin(part))
+        elif jobs == 1:
+            _compute_one(part, directory, begin(part))
+        else:
+            waiting.append(part)
+    if waiting:
+        _compute_at_once(waiting, directory, begin, jobs)
+
+
+def _compute_at_once(parts: list[Part], directory: Path, begin: Callable[[Part], Tick], jobs: int) -> None:
+    threads = max(1, torch.get_num_threads() // jobs)
+    # Processes that begin anew: a fork of one in which torch has threads may hang.
+    with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
+        running = {pool.submit(_compute_one, part, directory): part for part in parts}
+        try:
+            for done in as_completed(running):
+                done.result()
+                _tick_through(running[done], begin(running[done]))
+        except BrokenProcessPool:
+            raise RunError("a process of this run was ended from outside; the same command goes on.") from None
+        finally:
+            pool.shutdown(cancel_futures=True)  # after an error, those that have begun are still finished and kept
+
+
+def _compute_one(part: Part, directory: Path, tick: Tick = lambda: None) -> None:
+    start, scratch = time.perf_counter(), directory / f"{part.name}.scratch"
+    if part.resumes:
+        scratch.mkdir(exist_ok=True)
+    tables = part.compute(tick, scratch) if part.resumes else part.compute(tick)
+    _keep(directory / part.name, tables, time.perf_counter() - start)
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _tick_through(part: Part, tick: Tick) -> None:
+    for _ in range(part.ticks):
+        tick()
+
+
+def _keep(place: Path, tables: dict[str, pd.DataFrame], seconds: float) -> None:
+    unfinished = place.with_name(f".{place.name}")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    checksums = {}
+    for name, table in tables.items():
+        content = table.to_csv(index=False).encode()
+        (unfinished / f"{name}.csv").write_bytes(content)
+        checksums[name] = checksum(content)
+    (unfinished / "part.json").write_text(json.dumps({"seconds": round(seconds, 3), "tables": checksums}))
+    unfinished.rename(place)
+
+
+def checksum(content: bytes) -> str:
+    """Of a file's content, as hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()

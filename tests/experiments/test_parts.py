@@ -1,0 +1,79 @@
+import json
+import os
+import signal
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from twinboot.experiments.experiment import Part, Tick
+from twinboot.experiments.parts import RunError, compute
+
+
+def one(name: str, tick: Tick) -> dict[str, pd.DataFrame]:
+    tick()
+    return {"t": pd.DataFrame({"name": [name], "process": [os.getpid()], "threads": [torch.get_num_threads()]})}
+
+
+def failing(tick: Tick) -> dict[str, pd.DataFrame]:
+    raise ValueError("this part is wrong")
+
+
+def killed(tick: Tick) -> dict[str, pd.DataFrame]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {}
+
+
+def counting(tick: Tick, scratch: Path) -> dict[str, pd.DataFrame]:
+    """Three steps, of which it keeps how many are done; the first attempt ends after two."""
+    file = scratch / "steps"
+    before = int(file.read_text()) if file.exists() else 0
+    for step in range(before + 1, 4):
+        file.write_text(str(step))
+        if step == 2 and before == 0:
+            raise KeyboardInterrupt
+    return {"t": pd.DataFrame({"resumed_after": [before]})}
+
+
+def table(directory: Path, part: str) -> pd.DataFrame:
+    assert json.loads((directory / part / "part.json").read_text())["seconds"] >= 0
+    return pd.read_csv(directory / part / "t.csv")
+
+
+def test_parts_at_once_run_in_processes_of_their_own_with_a_share_of_the_threads(tmp_path: Path) -> None:
+    ticks: list[str] = []
+    compute(
+        [Part(f"p{i}", 2, partial(one, f"p{i}")) for i in range(3)],
+        tmp_path,
+        lambda part: lambda: ticks.append(part.name),
+        jobs=2,
+    )
+    found = pd.concat([table(tmp_path, f"p{i}") for i in range(3)])
+    assert list(found["name"]) == ["p0", "p1", "p2"]
+    assert os.getpid() not in set(found["process"])
+    assert set(found["threads"]) == {max(1, torch.get_num_threads() // 2)}
+    assert sorted(ticks) == ["p0", "p0", "p1", "p1", "p2", "p2"]
+
+
+def test_after_a_part_that_fails_the_others_are_kept(tmp_path: Path) -> None:
+    parts = [Part("good", 1, partial(one, "good")), Part("bad", 1, failing)]
+    with pytest.raises(ValueError, match="this part is wrong"):
+        compute(parts, tmp_path, lambda part: lambda: None, jobs=2)
+    assert (tmp_path / "good").exists()
+    assert not (tmp_path / "bad").exists()
+
+
+def test_a_killed_process_is_told_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="ended from outside; the same command goes on"):
+        compute([Part("a", 1, killed), Part("b", 1, killed)], tmp_path, lambda part: lambda: None, jobs=2)
+
+
+def test_a_long_part_goes_on_from_what_it_kept(tmp_path: Path) -> None:
+    parts = [Part("long", 3, counting, resumes=True)]
+    with pytest.raises(KeyboardInterrupt):
+        compute(parts, tmp_path, lambda part: lambda: None, jobs=1)
+    compute(parts, tmp_path, lambda part: lambda: None, jobs=1)
+    assert list(table(tmp_path, "long")["resumed_after"]) == [2]
+    assert not list(tmp_path.glob("*.scratch"))
