@@ -16,9 +16,10 @@ import pytest
 import torch
 from loops import assert_same_bits, mlp, seeded
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from twinboot import Bootstrap, Fit, fit, resets
+from twinboot import Bootstrap, Estimate, Fit, fit, resets
 
 QUIET: dict[str, Any] = {"progress": False, "optimizer": lambda p: torch.optim.Adam(p, 0.02)}
 
@@ -80,11 +81,36 @@ def test_counts_and_draws_both_find_a_line_without_noise() -> None:
 def test_batchnorm_of_the_mean_model_has_statistics_of_its_own() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
     data = blobs()
-    found = fit(model, data, epochs=3, **QUIET)
+    found = fit(model, data, epochs=3, batch_size=len(data), **QUIET)  # one batch, whose statistics these are
     inner = found.estimate.module
-    batches = data.tensors[0][found.bootstrap.seen].split(64)
-    expected = torch.stack([inner[0](x).mean(0) for x in batches]).mean(0)
-    torch.testing.assert_close(inner[1].running_mean, expected)
+    values = inner[0](data.tensors[0][found.bootstrap.seen])
+    torch.testing.assert_close(inner[1].running_mean, values.mean(0))
+    torch.testing.assert_close(inner[1].running_var, values.var(0))
+
+
+def test_batchnorm_knows_the_spread_of_a_dataset_that_is_sorted_by_class() -> None:
+    x = torch.cat([torch.randn(200, 1, generator=seeded(1)), 50 + torch.randn(200, 1, generator=seeded(2))])
+    data = TensorDataset(x, (x[:, 0] > 25).long())
+    model = nn.Sequential(nn.BatchNorm1d(1), nn.Linear(1, 2))
+    found = fit(model, data, epochs=1, batch_size=40, **QUIET)
+    spread = found.estimate.module[0].running_var.item()
+    # 25^2 between the classes; of a batch of 40 in random order the estimate is within a few percent of it, and the
+    # mean over nine batches closer still. Batches of one class would say 1.
+    assert spread == pytest.approx(625, rel=0.1)
+
+
+def test_the_callback_sees_each_epoch_as_it_was_judged() -> None:
+    seen: list[tuple[int, float]] = []
+    data = blobs()
+
+    def look(epoch: int, estimate: Estimate) -> None:
+        unseen = Bootstrap(len(data)).unseen
+        x, y = (t[unseen] for t in data.tensors)
+        seen.append((epoch, F.cross_entropy(estimate(x), y).item()))
+
+    found = fit(mlp(), data, epochs=3, callback=look, **QUIET)
+    assert [epoch for epoch, _ in seen] == found.history["epoch"] == [1, 2, 3]
+    assert [loss for _, loss in seen] == pytest.approx(found.history["unseen"], rel=1e-5)
 
 
 def test_patience_ends_a_run_that_gets_no_better() -> None:

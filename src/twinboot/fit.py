@@ -74,6 +74,7 @@ def fit(
     keep: int = 2,
     progress: bool = True,
     log: str | os.PathLike[str] | None = None,
+    callback: Callable[[int, Estimate], object] | None = None,
     **options: Any,
 ) -> Fit:
     """Train twins of a model and keep the epoch that predicts best what no twin saw.
@@ -101,6 +102,7 @@ def fit(
         keep: so many checkpoints, the last ones.
         progress: a line for each epoch on standard error.
         log: a file.csv with the history, or `"tensorboard"`, or `"tensorboard:DIRECTORY"`.
+        callback: called after each epoch with its number and the estimate as it is then, before any reset.
         options: of `PairedLoader`, such as `num_workers`.
 
     >>> x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
@@ -143,7 +145,9 @@ def fit(
                 break
             began = time.perf_counter()
             train = run.epoch(epoch, stepper, scaler)
-            best.look(epoch, train, float(stepper.param_groups[0]["lr"]), began)
+            estimate = best.look(epoch, train, float(stepper.param_groups[0]["lr"]), began)
+            if callback:
+                callback(epoch, estimate)
             if due(epoch):
                 run.twins.reset(mode)
             if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -156,6 +160,7 @@ def fit(
             written.add(best.last())
             if progress:
                 show(best.history, epochs)
+    run.give_statistics(best.estimate)
     return Fit(best.estimate, best.history, best.epoch, run.bootstrap)
 
 
@@ -169,7 +174,8 @@ class _Best:
         self.epoch, self.lowest = 0, math.inf
         self.estimate = run.twins.estimate()
 
-    def look(self, epoch: int, train: float, rate: float, began: float) -> None:
+    def look(self, epoch: int, train: float, rate: float, began: float) -> Estimate:
+        """Judge the twins as they are, and keep their estimate if it is the best so far."""
         estimate, unseen, accuracy = self.run.judge()
         seconds = time.perf_counter() - began
         if not math.isfinite(unseen):
@@ -181,6 +187,7 @@ class _Best:
             values.append(row[name])
         if unseen < self.lowest:
             self.estimate, self.epoch, self.lowest = estimate, epoch, unseen
+        return estimate
 
     def last(self) -> dict[str, float]:
         return {name: values[-1] for name, values in self.history.items()}

@@ -20,6 +20,9 @@ from .loader import PairedLoader, seeded
 from .twins import Twins
 
 
+ENOUGH = 1024  # samples for the statistics with which an epoch is judged: known to 3 %, or less where there are pixels
+
+
 class Training:
     """The twins and their data."""
 
@@ -92,8 +95,7 @@ class Training:
         estimate = self.twins.estimate()
         losses, right = [], []
         with seeded(seeds.derive(self.seed, "judge")):  # for random transforms of the dataset
-            if self.normalised:
-                estimate.update_batchnorm(self._batches(self.bootstrap.seen), lambda batch: tuple(batch[:-1]))
+            self.give_statistics(estimate, ENOUGH)
             for batch in self._batches(self.bootstrap.unseen):
                 *inputs, target = self._moved(batch)
                 output = estimate(*inputs)
@@ -102,6 +104,14 @@ class Training:
                     right.append((output.argmax(1) == target).flatten())
         accuracy = torch.cat(right).double().mean().item() if right else math.nan
         return estimate, torch.cat(losses).double().mean().item(), accuracy
+
+    def give_statistics(self, estimate: Estimate, at_most: int | None = None) -> None:
+        """BatchNorm statistics of the mean model's own, from all training samples or from at most so many."""
+        if self.normalised:
+            seen = self.bootstrap.seen
+            # In random order: a batch of one class, as in a sorted dataset, would have too small a variance.
+            order = torch.randperm(len(seen), generator=torch.Generator().manual_seed(seeds.derive(self.seed, "seen")))
+            estimate.update_batchnorm(self._batches(seen[order[:at_most]]), lambda batch: tuple(batch[:-1]))
 
     def _batches(self, samples: Tensor) -> Iterable[Any]:
         size = self.batch_size
