@@ -1,0 +1,113 @@
+"""How good predicted probabilities are: how often right, how well calibrated, and whether doubt finds the errors.
+
+    scores(probs, labels)            all of them, as a dictionary
+    auroc(doubt, wrong)              whether doubt ranks what is wrong, or strange, above the rest
+    reliability(probs, labels)       what a reliability diagram shows
+
+`probs` is [samples, classes]. torchmetrics computes what it has; the rest is here.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .prediction import entropy
+
+try:
+    from torchmetrics.functional import classification
+except ImportError as error:
+    raise ImportError("metrics need torchmetrics: pip install 'twinboot[metrics]'.") from error
+
+BINS = 15  # of confidence, as usual in the literature
+
+
+def scores(probs: Tensor, labels: Tensor, bins: int = BINS) -> dict[str, float]:
+    """Accuracy, NLL, Brier score, calibration error with bins of equal width and of equal numbers, and how often a
+    wrong prediction has more entropy than a right one (NaN where all are right, or all wrong).
+
+    >>> found = scores(torch.tensor([[0.8, 0.2], [0.4, 0.6], [0.7, 0.3]]), torch.tensor([0, 1, 1]))
+    >>> {name: round(value, 3) for name, value in found.items()}
+    {'accuracy': 0.667, 'nll': 0.646, 'brier': 0.46, 'ece': 0.433, 'adaptive_ece': 0.433, 'auroc': 0.5}
+    """
+    probs, labels = _checked(probs, labels)
+    wrong = probs.argmax(1) != labels
+    return {
+        "accuracy": 1.0 - wrong.double().mean().item(),
+        "nll": nll(probs, labels),
+        "brier": brier(probs, labels),
+        "ece": ece(probs, labels, bins),
+        "adaptive_ece": adaptive_ece(probs, labels, bins),
+        "auroc": auroc(entropy(probs), wrong),
+    }
+
+
+def nll(probs: Tensor, labels: Tensor) -> float:
+    """The mean negative log-likelihood of the labels."""
+    probs, labels = _checked(probs, labels)
+    return F.nll_loss(probs.clamp(min=torch.finfo(probs.dtype).tiny).log(), labels).item()
+
+
+def brier(probs: Tensor, labels: Tensor) -> float:
+    """The squared distance of the probabilities from the truth, summed over classes: 0 is perfect, 2 the worst."""
+    probs, labels = _checked(probs, labels)
+    return (probs - F.one_hot(labels, probs.shape[1])).square().sum(1).mean().item()
+
+
+def ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
+    """The expected calibration error: how far confidence is from accuracy, over bins of confidence of equal width."""
+    probs, labels = _checked(probs, labels)
+    return classification.multiclass_calibration_error(probs, labels, probs.shape[1], n_bins=bins, norm="l1").item()
+
+
+def adaptive_ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
+    """The same over bins of equally many samples, so that none is empty or decided by a few."""
+    probs, labels = _checked(probs, labels)
+    confidence, predicted = probs.max(1)
+    order = confidence.argsort(stable=True)
+    excess = (confidence - (predicted == labels).double())[order]
+    return sum(part.sum().abs().item() for part in excess.tensor_split(bins)) / len(labels)
+
+
+def auroc(doubt: Tensor, positive: Tensor) -> float:
+    """How often a positive has more doubt than a negative; a tie counts half. NaN where there is only one kind."""
+    if positive.all() or not positive.any():
+        return float("nan")
+    # Ranks instead of the values: torchmetrics would take values outside [0, 1] for logits and round them by a sigmoid.
+    ranks = doubt.double().unique(return_inverse=True)[1]
+    return classification.binary_auroc(ranks.double() / max(int(ranks.max()), 1), positive.long()).item()
+
+
+class Reliability(NamedTuple):
+    """For each bin of confidence: its share of the samples, their mean confidence, and their accuracy."""
+
+    share: Tensor
+    confidence: Tensor
+    accuracy: Tensor
+
+
+def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
+    """Bins of equal width; one without samples has NaN for confidence and accuracy."""
+    probs, labels = _checked(probs, labels)
+    confidence, predicted = probs.max(1)
+    place = (confidence * bins).long().clamp(max=bins - 1)
+    count = torch.bincount(place, minlength=bins).double()
+    sums = [torch.bincount(place, v, minlength=bins) for v in (confidence, (predicted == labels).double())]
+    return Reliability(count / len(labels), sums[0] / count, sums[1] / count)
+
+
+def _checked(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    if probs.ndim != 2 or labels.shape != probs.shape[:1] or not len(labels):
+        raise ValueError(
+            "there must be probabilities [samples, classes] and as many labels, not "
+            f"{tuple(probs.shape)} and {tuple(labels.shape)}."
+        )
+    probs = probs.double()
+    if not bool((probs >= 0).all()) or not torch.allclose(total := probs.sum(1), torch.ones_like(total), atol=1e-3):
+        raise ValueError("probabilities must not be negative and must add up to 1 for each sample: give no logits.")
+    if bool(((labels < 0) | (labels >= probs.shape[1])).any()):
+        raise ValueError(f"labels must lie between 0 and {probs.shape[1] - 1}.")
+    return probs, labels.long()
