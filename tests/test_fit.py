@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from twinboot import Bootstrap, Estimate, Fit, fit, resets
+from twinboot import Bootstrap, Estimate, Fit, Twins, fit, resets
 
 QUIET: dict[str, Any] = {"progress": False, "optimizer": lambda p: torch.optim.Adam(p, 0.02)}
 
@@ -69,6 +69,37 @@ def test_values_are_fitted_by_each_loss(loss: Any) -> None:
     assert (out - data.tensors[1]).square().mean() < 0.1 * data.tensors[1].var()
 
 
+def test_an_epoch_has_as_many_steps_with_counts_as_with_draws() -> None:
+    steps = {}
+    for kind in ("draws", "counts"):
+        taken: list[int] = []
+
+        class Counting(torch.optim.SGD):
+            def step(self, closure: Any = None) -> Any:
+                taken.append(1)  # noqa: B023 (it is of this turn)
+                return super().step(closure)
+
+        fit(mlp(), blobs(600), epochs=1, resample=kind, batch_size=32, progress=False, optimizer=Counting)  # type: ignore[arg-type]
+        steps[kind] = len(taken)
+    assert steps["draws"] == 19  # 600 / 32
+    assert abs(steps["counts"] - steps["draws"]) <= 1
+
+
+def test_averaged_epochs_walk_less_and_each_by_itself_is_the_papers() -> None:
+    kept: dict[float, list[Tensor]] = {}
+    for power in (3.0, math.inf):
+        kept[power] = []
+
+        def look(epoch: int, estimate: Estimate, twins: Twins) -> None:
+            kept[power].append(estimate.module[0].weight.detach().clone())  # noqa: B023 (it is of this turn)
+            own = twins.estimate().module[0].weight
+            assert torch.equal(own, kept[power][-1]) == (power == math.inf or epoch == 1)  # noqa: B023
+
+        fit(mlp(), blobs(), epochs=12, callback=look, average=power, **QUIET)
+    moves = {power: torch.stack(found).diff(dim=0)[-5:].norm() for power, found in kept.items()}
+    assert moves[3.0] < moves[math.inf]
+
+
 def test_counts_and_draws_both_find_a_line_without_noise() -> None:
     x = torch.randn(300, 3, generator=seeded(2))
     data = TensorDataset(x, x @ torch.tensor([1.0, -2.0, 0.5]))
@@ -103,7 +134,7 @@ def test_the_callback_sees_each_epoch_as_it_was_judged() -> None:
     seen: list[tuple[int, float]] = []
     data = blobs()
 
-    def look(epoch: int, estimate: Estimate) -> None:
+    def look(epoch: int, estimate: Estimate, twins: Twins) -> None:
         unseen = Bootstrap(len(data)).unseen
         x, y = (t[unseen] for t in data.tensors)
         seen.append((epoch, F.cross_entropy(estimate(x), y).item()))

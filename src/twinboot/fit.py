@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from . import losses, optimizers, resets
+from .averaging import Average
 from .bootstrap import Bootstrap
 from .checkpoints import Checkpoints
 from .estimate import Estimate
@@ -65,6 +66,7 @@ def fit(
     reset: Callable[[int], bool] | None = None,
     mode: Literal["sample", "mean", "centered"] = "sample",
     resample: Literal["draws", "counts"] = "counts",
+    average: float = 3.0,
     bootstrap: Bootstrap | None = None,
     seed: int = 0,
     device: str | torch.device | None = None,
@@ -74,7 +76,7 @@ def fit(
     keep: int = 2,
     progress: bool = True,
     log: str | os.PathLike[str] | None = None,
-    callback: Callable[[int, Estimate], object] | None = None,
+    callback: Callable[[int, Estimate, Twins], object] | None = None,
     **options: Any,
 ) -> Fit:
     """Train twins of a model and keep the epoch that predicts best what no twin saw.
@@ -87,11 +89,14 @@ def fit(
         optimizer: a function that makes one for parameters; by default Adam at 0.001.
         scheduler: a function that makes one for the optimizer; it steps after each epoch.
         epochs: at most so many passes over the twins' samples.
-        batch_size: samples of each twin in a step.
+        batch_size: draws of each twin in a step. With counts a batch has the distinct ones of so many, about 63 %, so
+            that an epoch has as many steps as with draws.
         groups: which weights share one sigma, as in `Twins`.
         reset: after which epochs the twins are reset; by default after each, as in the paper.
         mode: how: `"sample"` as in the paper, `"mean"` or `"centered"`.
         resample: `"counts"` or `"draws"`, as in `PairedLoader`: the same objective, the first with less work.
+        average: what is judged and kept is a mean over the epochs with weights s^average, as single ones walk with
+            each reset (`twinboot.averaging`); `math.inf` takes each epoch by itself, as in the paper.
         bootstrap: who sees which sample, if not the default.
         seed: of the bootstrap, the order, all noise, and what the model itself draws, such as dropout.
         device: where to train; by default where the model is.
@@ -102,7 +107,7 @@ def fit(
         keep: so many checkpoints, the last ones.
         progress: a line for each epoch on standard error.
         log: a file.csv with the history, or `"tensorboard"`, or `"tensorboard:DIRECTORY"`.
-        callback: called after each epoch with its number and the estimate as it is then, before any reset.
+        callback: called after each epoch with its number, the estimate that was judged, and the twins before a reset.
         options: of `PairedLoader`, such as `num_workers`.
 
     >>> x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
@@ -120,7 +125,9 @@ def fit(
         raise TypeError("fit takes one gradient for each step, which LBFGS is not made for: write the loop yourself.")
     description = {
         "loss": loss if isinstance(loss, str) else "a function",
+        "batch_size": batch_size,
         "mode": mode,
+        "average": str(average),
         "amp": str(amp),
         "optimizer": type(stepper).__name__,
         "learning rate": [float(group["lr"]) for group in stepper.param_groups],
@@ -131,7 +138,7 @@ def fit(
     due = reset or resets.every(1)
     parts: dict[str, Any] = {"twins": run.twins, "optimizer": stepper, "loader": run.loader, "scaler": scaler}
     parts |= {"scheduler": schedule} if schedule else {}
-    best = _Best(run)
+    best = _Best(run, Average(average))
     saved = Checkpoints(checkpoint, keep) if checkpoint is not None else None
     state = saved.latest(run.device) if saved else None
     if state is not None:
@@ -147,7 +154,7 @@ def fit(
             train = run.epoch(epoch, stepper, scaler)
             estimate = best.look(epoch, train, float(stepper.param_groups[0]["lr"]), began)
             if callback:
-                callback(epoch, estimate)
+                callback(epoch, estimate, run.twins)
             if due(epoch):
                 run.twins.reset(mode)
             if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
@@ -167,8 +174,8 @@ def fit(
 class _Best:
     """The estimate to keep, and how the run went."""
 
-    def __init__(self, run: Training) -> None:
-        self.run = run
+    def __init__(self, run: Training, average: Average) -> None:
+        self.run, self.average = run, average
         names = ("epoch", "train", "unseen", "accuracy", "sigma_least", "sigma_most", "rate", "seconds")
         self.history: dict[str, list[float]] = {n: [] for n in names if n != "accuracy" or run.classifies}
         self.epoch, self.lowest = 0, math.inf
@@ -176,7 +183,7 @@ class _Best:
 
     def look(self, epoch: int, train: float, rate: float, began: float) -> Estimate:
         """Judge the twins as they are, and keep their estimate if it is the best so far."""
-        estimate, unseen, accuracy = self.run.judge()
+        estimate, unseen, accuracy = self.run.judge(self.average)
         seconds = time.perf_counter() - began
         if not math.isfinite(unseen):
             raise FloatingPointError(f"the mean model's loss on unseen samples is not finite in epoch {epoch}.")
@@ -193,10 +200,12 @@ class _Best:
         return {name: values[-1] for name, values in self.history.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"history": self.history, "best": {"epoch": self.epoch, "estimate": self.estimate.state_dict()}}
+        best = {"epoch": self.epoch, "estimate": self.estimate.state_dict()}
+        return {"history": self.history, "best": best, "average": self.average.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.history = state["history"]
+        self.average.load_state_dict(state["average"])
         self.epoch = state["best"]["epoch"]
         self.lowest = min(self.history["unseen"])
         self.estimate.load_state_dict(state["best"]["estimate"])
