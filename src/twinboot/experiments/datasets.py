@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import image_files
 from .image_files import AGAIN
@@ -129,6 +129,18 @@ def augment(x: Tensor, generator: torch.Generator, padding: int = 4, flip: bool 
     image = torch.arange(n)[:, None, None]
     picked = (t.to(x.device) for t in (image, rows[:, :, None], columns[:, None, :]))
     return padded.permute(0, 2, 3, 1)[tuple(picked)].permute(0, 3, 1, 2).contiguous()
+
+
+class Augment(nn.Module):
+    """`augment` as a first layer, at work in training alone. It draws from the global generator, which `fit` seeds for
+    each step."""
+
+    def __init__(self, padding: int = 4, flip: bool = True) -> None:
+        super().__init__()
+        self.padding, self.flip = padding, flip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return augment(x, torch.default_generator, self.padding, self.flip) if self.training else x
 
 
 Found = Iterator[tuple[str, str, bytes]]  # the official name of a file, what an error calls it, what is in it

@@ -1,0 +1,81 @@
+"""The image experiment's presets and its config."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .networks import Normalisation
+
+PresetName = Literal["digits", "cifar10-5k", "cifar10-small", "cifar10"]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A data set, a network for it, and how long it is trained."""
+
+    dataset: str
+    images: int | None  # for training, drawn anew for each seed; None for all
+    network: Literal["small", "vgg16"]
+    width: float
+    normalisation: Normalisation
+    epochs: int
+    seeds: int
+    methods: tuple[str, ...]
+
+
+ALL = ("hold-out", "single", "longer", "swa", "dropout", "ivon", "twins-draws", "twins")
+PRESETS: dict[str, Preset] = {
+    # For a look within a minute: 8 x 8 pixels.
+    "digits": Preset("digits", None, "small", 0.5, "weight", epochs=12, seeds=3, methods=ALL),
+    # Few images for many weights, where a single model overfits most.
+    "cifar10-5k": Preset("cifar10", 5000, "vgg16", 0.25, "batch", epochs=24, seeds=5, methods=ALL),
+    # As long as two CPU cores manage in two hours.
+    "cifar10-small": Preset("cifar10", None, "vgg16", 0.25, "batch", epochs=24, seeds=1, methods=("hold-out", "twins")),
+    # Section 4.2 and Appendix A.4; for a GPU. The number of epochs is not stated.
+    "cifar10": Preset("cifar10", None, "vgg16", 1.0, "weight", epochs=100, seeds=1, methods=("hold-out", "twins")),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Figures 4 and 5: networks that classify images, with Twin-Boot and with what else their time could buy."""
+
+    preset: PresetName = "digits"
+    """Data, network and length: digits needs no files, cifar10-5k and cifar10-small suit a CPU, cifar10 a GPU."""
+    data: str | None = None
+    """Directory with the official files of CIFAR-10, and of Fashion-MNIST for what is no CIFAR-10 image."""
+    methods: tuple[str, ...] | None = None
+    """By default the preset's."""
+    epochs: int | None = None
+    """By default the preset's."""
+    seeds: int | None = None
+    """Runs of each method, each with its own images and weights. By default the preset's."""
+    batch: int = 64
+    """Mini-batch size. Appendix A.4."""
+    rate: float = 0.001
+    """Learning rate of Adam. Appendix A.4."""
+    samples: int = 8
+    """Draws of weights, or of dropout's masks, for a prediction."""
+    augment: bool = False
+    """Shift and mirror the training images at random. Not stated; without it the differences are larger."""
+    device: str | None = None
+    """Such as cuda; by default the CPU."""
+    seed: int = 0
+    """Of everything random."""
+
+    def __post_init__(self) -> None:
+        from .contenders import METHODS  # which trains what this describes
+
+        if self.preset not in PRESETS:
+            raise ValueError(f"unknown preset {self.preset!r}: use {', '.join(PRESETS)}.")
+        if unknown := [m for m in self.methods or () if m not in METHODS]:
+            raise ValueError(f"unknown method {unknown[0]!r}: use {', '.join(METHODS)}.")
+        if self.methods is not None and (not self.methods or len(set(self.methods)) < len(self.methods)):
+            raise ValueError(f"methods must have at least one value and none twice, not {self.methods}.")
+        for name, least in (("epochs", 1), ("seeds", 1), ("batch", 2), ("samples", 2)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, not {value}.")
+        if not self.rate > 0:
+            raise ValueError(f"rate must be above 0, not {self.rate}.")

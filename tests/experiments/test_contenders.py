@@ -1,0 +1,121 @@
+"""The methods that are compared: each learns, none reads what it may not, and each goes on after a stop."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from twinboot import Bootstrap
+from twinboot.experiments import networks
+from twinboot.experiments.contenders import HELD_OUT, METHODS, MORE, TWINS, Task, Trained
+
+
+def patterns(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Images of three bright corners with noise."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(3, (n,), generator=generator)
+    x = 0.7 * torch.randn(n, 1, 8, 8, generator=generator)
+    for label, corner in enumerate([(0, 0), (0, 4), (4, 0)]):
+        x[y == label, :, corner[0] : corner[0] + 4, corner[1] : corner[1] + 4] += 1
+    return x, y
+
+
+def network(dropout: float = 0.0, seed: int = 0) -> nn.Module:
+    return networks.small(3, 1, 0.125, "batch", dropout, seed)
+
+
+TASK = Task(*patterns(150, 0), network, epochs=6, batch=16, rate=0.005, samples=4, seed=0)
+
+
+def trained(method: str, scratch: Path, task: Task = TASK, ticks: list[int] | None = None) -> Trained:
+    if method == "ivon":
+        pytest.importorskip("ivon", reason="the extra compare is not installed")
+    scratch.mkdir(exist_ok=True)
+    return METHODS[method](task, scratch, lambda: ticks.append(1) if ticks is not None else None)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_each_method_learns_and_all_its_rows_are_probabilities(method: str, tmp_path: Path) -> None:
+    ticks: list[int] = []
+    found = trained(method, tmp_path / "a", ticks=ticks)
+    x, y = patterns(300, 1)
+    for row, predict in found.rows.items():
+        probs = predict(x)
+        torch.testing.assert_close(probs.sum(1), torch.ones(300))
+        assert (probs.argmax(1) == y).double().mean() > (0.4 if "IVON" in row else 0.6), row
+        assert torch.equal(probs, predict(x)), row  # draws are seeded
+    epochs = {"single": 12, "longer": round(6 * MORE)}.get(method, 6)
+    assert len(ticks) == epochs
+    assert list(found.curve["epoch"]) == list(range(1, (6 if method == "single" else epochs) + 1))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_may_not_be_trained_on_changes_nothing(method: str, tmp_path: Path) -> None:
+    whole = trained(method, tmp_path / "a")
+    apart = torch.ones(150, dtype=torch.bool)
+    apart[whole.trained_on] = False
+    if method == "hold-out":
+        assert apart.sum() == round(HELD_OUT * 150)
+    elif method.startswith("twins"):
+        assert apart.nonzero().squeeze(1).equal(Bootstrap(150, seed=0).unseen)
+    else:
+        assert not apart.any()
+        return
+    changed = TASK.x.clone()
+    changed[apart] += 3.0
+    other = trained(method, tmp_path / "b", replace(TASK, x=changed))
+    # The training accuracy of each epoch is a function of the weights then: none depends on what is apart.
+    assert list(whole.curve["train"]) == list(other.curve["train"])
+    assert list(whole.curve["loss"]) != list(other.curve["loss"])
+
+
+@pytest.mark.parametrize("method", ["hold-out", "single", "twins"])
+def test_a_method_goes_on_after_a_stop_as_if_there_had_been_none(method: str, tmp_path: Path) -> None:
+    left = [4]
+
+    def tick() -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+
+    whole = trained(method, tmp_path / "whole")
+    place = tmp_path / "stopped"
+    place.mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        METHODS[method](TASK, place, tick)
+    again = METHODS[method](TASK, place, lambda: None)
+    x, _ = patterns(20, 2)
+    for row in whole.rows:
+        assert torch.equal(whole.rows[row](x), again.rows[row](x)), row
+    columns = [c for c in whole.curve if c != "seconds"]
+    assert whole.curve[columns].equals(again.curve[columns])
+    assert whole.sigma.equals(again.sigma)
+
+
+def test_an_ensemble_is_the_mean_of_two_different_models(tmp_path: Path) -> None:
+    found = trained("single", tmp_path / "a")
+    x, _ = patterns(20, 3)
+    one, both = found.rows["single, all images"](x), found.rows["ensemble of 2"](x)
+    assert not torch.allclose(one, both)
+    assert (2 * both - one).min() > -1e-6  # the second's own probabilities
+
+
+def test_the_last_epoch_alone_is_neither_averaged_nor_chosen(tmp_path: Path) -> None:
+    found = trained("twins", tmp_path / "a", replace(TASK, epochs=1))
+    x, _ = patterns(20, 4)
+    # After a single epoch there is nothing to average or to choose; only the order of the images that BatchNorm takes
+    # its statistics from differs.
+    torch.testing.assert_close(
+        found.rows["Twin-Boot"](x), found.rows["Twin-Boot, last epoch alone"](x), atol=0.1, rtol=0
+    )
+    longer = trained("twins", tmp_path / "b")
+    assert not torch.allclose(
+        longer.rows["Twin-Boot"](x), longer.rows["Twin-Boot, last epoch alone"](x), atol=1e-3, rtol=0
+    )
+
+
+def test_a_recipe_reaches_the_twins(tmp_path: Path) -> None:
+    last = {method: trained(method, tmp_path / method).sigma["sigma"].iloc[-1] for method in TWINS}
+    assert len(set(last.values())) == len(TWINS)  # no two of them trained the same way
