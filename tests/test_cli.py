@@ -10,7 +10,7 @@ import pytest
 import toy
 
 from twinboot import cli
-from twinboot.experiments import basins
+from twinboot.experiments import basins, images_config
 from twinboot.experiments.store import load
 
 TINY = ["--seeds", "5", "--size", "20", "--epochs", "13"]
@@ -102,6 +102,20 @@ def test_reproduce_runs_all_with_the_seed_and_names_the_report(toys: None, tmp_p
     assert cli.main(["reproduce", "--quick", "--seed", "4", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"report: {tmp_path / 'report.html'}"
     assert [load(tmp_path / name, cli.EXPERIMENTS).config.seed for name in ("first", "second")] == [4, 4]
+
+
+def test_presets_of_an_experiment_lie_side_by_side_and_are_all_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(images_config.PRESETS, "cifar10", images_config.PRESETS["digits"])
+    for preset in ("digits", "cifar10"):
+        words = ["images", "--preset", preset, "--methods", "hold-out", "--epochs", "1", "--seeds", "1"]
+        assert cli.main([*words, "--out", str(tmp_path)]) == 0
+    assert cli.main(["report", str(tmp_path)]) == 0
+    page = (tmp_path / "report.md").read_text()
+    assert "(digits)" in page
+    assert "(cifar10)" in page
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["images", "images-cifar10"]
 
 
 def test_report_leaves_out_an_unfinished_run_and_says_so(

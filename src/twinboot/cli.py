@@ -25,7 +25,7 @@ try:
 
     from . import __version__, plots
     from .experiments import EXPERIMENTS
-    from .experiments.experiment import Part, Tick, UnavailableError
+    from .experiments.experiment import Part, Tick, UnavailableError, label
     from .experiments.store import Run, RunError, UnfinishedError, carry_out, load
     from .report import write_report
 except ImportError as error:
@@ -45,7 +45,8 @@ class RunExperiment:
 
     config: Annotated[Any, tyro.conf.arg(name="")]
     out: Path = Path("out/full")
-    """Directory; the run goes into a folder of the experiment's name in it. A run that was stopped goes on."""
+    """Directory; the run goes into a folder of the experiment's name in it, and of its preset if that is not the usual
+    one. A run that was stopped goes on."""
     jobs: int = 1
     """Parts that run at once, each in a process of its own."""
     quick: bool = False
@@ -118,9 +119,9 @@ class UsageError(Exception):
 def _carry_out(arguments: list[str]) -> None:
     command = _parse(arguments)
     if isinstance(command, RunExperiment):
-        run = _run(arguments[0], command.config, command.out, command.jobs)
+        run, place = _run(arguments[0], command.config, command.out, command.jobs)
         _tell(run)
-        print(f"figure: {_draw(run, command.out / run.name)}")
+        print(f"figure: {_draw(run, place)}")
     elif isinstance(command, Reproduce):
         _reproduce(command)
     elif isinstance(command, Redraw):
@@ -194,16 +195,16 @@ def _reproduce(command: Reproduce) -> None:
             except ValueError as error:
                 raise UsageError(str(error)) from None
         try:
-            run = _run(name, config, command.out, command.jobs)
+            run, place = _run(name, config, command.out, command.jobs)
         except UnavailableError as error:
             print(f"twinboot: left out: {error}", file=sys.stderr)
             continue
-        _draw(run, command.out / name)
+        _draw(run, place)
         print(f"{name}: {run.about['seconds']:.0f} s", flush=True)
     _report(command.out)
 
 
-def _run(name: str, config: Any, out: Path, jobs: int) -> Run:
+def _run(name: str, config: Any, out: Path, jobs: int) -> tuple[Run, Path]:
     if jobs < 1:
         raise UsageError(f"jobs must be at least 1, not {jobs}.")
     experiment = EXPERIMENTS[name]
@@ -211,12 +212,13 @@ def _run(name: str, config: Any, out: Path, jobs: int) -> Run:
         parts = experiment.parts(config)
     except ValueError as error:
         raise UsageError(str(error)) from None
+    place = out / label(name, experiment, config)
     with _progress(name, parts) as begin:
-        run = carry_out(name, experiment, config, out / name, begin, jobs)
+        run = carry_out(name, experiment, config, place, begin, jobs)
     if not run.fresh:
         made = f"by twinboot {run.about['twinboot']} ({run.about['revision']}), {run.about['started']}"
-        print(f"{name}: this run was complete already, made {made}; to run it again, delete {out / name}.")
-    return run
+        print(f"{name}: this run was complete already, made {made}; to run it again, delete {place}.")
+    return run, place
 
 
 def _report(directory: Path) -> None:
@@ -239,7 +241,12 @@ def _runs_in(directory: Path) -> list[Path]:
     """The runs in a directory, in the order of the paper; or the directory itself if it is one."""
     if (directory / "run.json").exists():
         return [directory]
-    found = [directory / name for name in EXPERIMENTS if (directory / name / "run.json").exists()]
+    found = [
+        place.parent
+        for name in EXPERIMENTS
+        for place in sorted(directory.glob(f"{name}*/run.json"))
+        if re.fullmatch(rf"{name}(-.+)?", place.parent.name)
+    ]
     if not found:
         raise RunError(f"there is no run in {directory}: `twinboot reproduce --quick --out {directory}` makes some.")
     return found

@@ -20,7 +20,7 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 
 from . import __version__, plots
 from .atomic import replacing
-from .experiments.experiment import Experiment, command
+from .experiments.experiment import Experiment, command, label
 from .experiments.store import Run
 
 ORDER = ("held", "partly", "not held", "undecided")
@@ -48,8 +48,8 @@ def _section(run: Run, place: Path, experiment: Experiment) -> dict[str, Any]:
     light, dark = (_embedded(place / name) for name in plots.FILES)
     numbers, reasons = experiment.numbers(run.config, run.tables), _reasons(experiment.Config)
     return {
-        "name": run.name,
-        "title": experiment.TITLE,
+        "name": label(run.name, experiment, run.config),
+        "title": experiment.TITLE + (f" ({run.config.preset})" if hasattr(run.config, "preset") else ""),
         "question": experiment.QUESTION,
         "caption": experiment.CAPTION,
         "light": light,

@@ -6,7 +6,8 @@ import pytest
 import torch
 import toy
 
-from twinboot.experiments.experiment import agrees, command, one_thread, overall, plus_minus, refuse_repeated
+from twinboot.experiments import images
+from twinboot.experiments.experiment import agrees, command, label, one_thread, overall, plus_minus, refuse_repeated
 
 
 def test_agreement_is_a_margin_or_three_errors_and_none_without_precision() -> None:
@@ -60,3 +61,14 @@ def test_threads_come_back() -> None:
     with one_thread():
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
+
+
+def test_a_run_is_called_by_its_preset_where_that_is_not_the_usual_one() -> None:
+    assert label("toy", toy, toy.Config()) == "toy"
+    assert label("images", images, images.Config()) == "images"
+    assert label("images", images, images.Config(preset="cifar10-5k")) == "images-cifar10-5k"
+
+
+def test_a_flag_is_given_without_a_value() -> None:
+    config = images.Config(augment=True, methods=("twins", "twins-draws"))
+    assert command("images", images, config) == "twinboot images --methods twins twins-draws --augment"

@@ -101,6 +101,12 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def label(name: str, experiment: Experiment, config: Any) -> str:
+    """The name of an experiment, with the preset of its config where that is not the usual one."""
+    preset = getattr(config, "preset", None)
+    return name if preset == getattr(experiment.Config(), "preset", None) else f"{name}-{preset}"
+
+
 def command(name: str, experiment: Experiment, config: Any) -> str:
     """The command that runs an experiment with a config."""
     changes = [
@@ -110,7 +116,7 @@ def command(name: str, experiment: Experiment, config: Any) -> str:
     quick = len(changes[1]) < len(changes[0])
     words = ["twinboot", name, *(["--quick"] if quick else [])]
     for key, value in changes[quick].items():
-        values = value if isinstance(value, (tuple, list)) else [value]
+        values = [] if value is True else value if isinstance(value, (tuple, list)) else [value]
         words += [f"--{key.replace('_', '-')}", *map(str, values)]
     return " ".join(words)
 

@@ -43,6 +43,9 @@ def _curves(axes: Axes, curves: pd.DataFrame) -> None:
 
 def _reliability(axes: Axes, bins: pd.DataFrame, name: str, colour: str) -> None:
     """The mean over the seeds, weighted by the images in a bin; the width of a bar's colour says how many they are."""
+    if bins.empty:  # of a method that was not asked for
+        axes.set_axis_off()
+        return
     weighted = bins.assign(**{c: bins[c] * bins["share"] for c in ("confidence", "accuracy")}).groupby("bin").sum()
     share = weighted["share"]
     confidence, accuracy = (weighted[c][share > 0] / share[share > 0] for c in ("confidence", "accuracy"))
