@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from . import velocity
+from . import array_files, velocity
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ class Config:
         if self.model is None and (self.window is not None or self.coarsen > 1):
             raise ValueError("window and coarsen are about a file: name it with --model.")
         if self.model is not None and not self.checksum:
-            object.__setattr__(self, "checksum", velocity.checksum(self.model))
+            object.__setattr__(self, "checksum", array_files.checksum(self.model))
 
     @property
     def cell(self) -> float:
@@ -97,7 +97,7 @@ def truth(config: Config) -> Tensor:
         found = velocity.layered()
     else:
         found = velocity.read(config.model, config.window, config.coarsen)
-        if velocity.checksum(config.model) != config.checksum:
+        if array_files.checksum(config.model) != config.checksum:
             raise ValueError(f"{config.model} is not the file that the checksum belongs to: was it changed?")
     low, high = found.min().item(), found.max().item()
     if low < config.bounds[0] or high > config.bounds[1]:

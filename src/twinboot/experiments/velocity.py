@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import math
-import zipfile
-import zlib
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+
+from . import array_files
 
 SHAPE = (20, 50)  # of the layered model: small enough that a gradient of 16 shots takes some 0.15 s on one core
 LARGEST = (60, 100)  # of what is taken of a file when no window is named
@@ -57,28 +54,11 @@ def read(path: str, window: Window | None = None, coarsen: int = 1) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(cells, np.float32))
 
 
-def checksum(path: str) -> str:
-    """By which a file is known again."""
-    return hashlib.sha256(_content(path)).hexdigest()
-
-
-def _content(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise ValueError(f"can't read the velocity model {path}: {error.strerror}.") from None
-
-
 def _array(path: str) -> NDArray[np.float64]:
-    content = io.BytesIO(_content(path))
-    try:
-        loaded = np.load(content, allow_pickle=False)  # what is pickled could run any code
-        arrays = [loaded] if isinstance(loaded, np.ndarray) else [loaded[name] for name in loaded.files]
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error):
-        raise ValueError(f"{path} is no .npy or .npz file of plain numbers.") from None
-    if len(arrays) != 1:
-        raise ValueError(f"{path} holds {len(arrays)} arrays: it must hold one, the velocities.")
-    [found] = arrays
+    loaded = list(array_files.arrays(path).values())
+    if len(loaded) != 1:
+        raise ValueError(f"{path} holds {len(loaded)} arrays: it must hold one, the velocities.")
+    [found] = loaded
     if found.ndim != 2 or found.dtype.kind not in "fiu":
         raise ValueError(f"{path} must hold real numbers in two dimensions, not {found.dtype} of shape {found.shape}.")
     cells: NDArray[np.float64] = found.astype(np.float64)
