@@ -1,6 +1,6 @@
 """The paper's experiments. Each is a module with a config, a run, a figure and what is to be said of the result."""
 
-from . import basins, estimates, fwi, gaussian, images, regimes, seismic, sweeps
+from . import basins, estimates, fwi, gaussian, images, regimes, seismic, sweeps, uci
 from .experiment import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -12,4 +12,5 @@ EXPERIMENTS: dict[str, Experiment] = {
     "regimes": regimes,
     "estimates": estimates,
     "fwi": fwi,
+    "uci": uci,
 }

@@ -1,0 +1,68 @@
+"""Each method against the single network with a hold-out, and the coverage of its intervals, set by set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from .. import plots
+from .scores import interval
+from .uci_methods import LEVEL, METHODS
+
+COLOURS = dict(zip(METHODS, (plots.SERIES[0], plots.SERIES[3], plots.SERIES[1], plots.SERIES[2]), strict=True))
+MARKERS = dict(zip(METHODS, "osD^", strict=True))
+
+
+def draw(runs: pd.DataFrame) -> Figure:
+    sets = list(runs["set"].unique())
+    drawn = Figure(figsize=(14.5, 2.2 + 0.6 * len(sets)), layout="constrained")
+    errors, likelihoods, covered = drawn.subplots(1, 3, sharey=True)
+    against = [method for method in METHODS if method != "single"]
+    _dots(
+        errors,
+        runs,
+        against,
+        lambda own, method: (
+            100
+            * (
+                own["rmse"][method] / own["rmse"]["single"].mean()
+                - own["rmse"]["single"] / own["rmse"]["single"].mean()
+            )
+        ),
+    )
+    _dots(likelihoods, runs, against, lambda own, method: own["nll"][method] - own["nll"]["single"])
+    _dots(covered, runs, list(METHODS), lambda own, method: 100 * own["covered"][method])
+    for axes in (errors, likelihoods):
+        axes.axvline(0, color=COLOURS["single"], lw=1.5)
+    covered.axvline(100 * LEVEL, color=plots.ink(), ls=":", lw=1.5)
+    errors.set(yticks=range(len(sets)), yticklabels=sets, ylim=(len(sets) - 0.5, -0.5))
+    errors.set(title="Root mean squared error", xlabel="difference, % of that of the single network")
+    likelihoods.set(title="Negative log-likelihood", xlabel="difference, nats")
+    covered.set(title=f"Coverage of {LEVEL:.0%} intervals", xlabel="test rows in their interval, %")
+    handles, labels = covered.get_legend_handles_labels()
+    drawn.legend(handles, labels, loc="outside lower center", ncols=len(METHODS), fontsize=11)
+    return drawn
+
+
+def _dots(axes: Axes, runs: pd.DataFrame, methods: list[str], value: Callable[[pd.DataFrame, str], pd.Series]) -> None:
+    """For each set a dot and a 95 % interval for each method, one below the other."""
+    for place, (_, own) in enumerate(runs.groupby("set", sort=False)):
+        wide = own.pivot(index="split", columns="method")
+        for row, method in enumerate(methods):
+            mean, half = interval(value(wide, method))
+            axes.errorbar(
+                mean,
+                place + 0.2 * (row - (len(methods) - 1) / 2),
+                xerr=half,
+                fmt=MARKERS[method],
+                color=COLOURS[method],
+                ms=5,
+                lw=1.5,
+                label=METHODS[method] if place == 0 else None,
+            )
+        if place:
+            axes.axhline(place - 0.5, color=plots.ink(), lw=0.4, alpha=0.3)
+    axes.grid(axis="x", alpha=0.5)
