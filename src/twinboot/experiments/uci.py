@@ -101,8 +101,8 @@ def _about(runs: pd.DataFrame) -> pd.DataFrame:
             "trained on, twins": wide["used"]["mean"].map("{:.0f}".format).to_list(),
             "epoch kept, single": wide["epoch"]["single"].map("{:.0f}".format).to_list(),
             "epoch kept, twins": wide["epoch"]["mean"].map("{:.0f}".format).to_list(),
-            "s, single": wide["seconds"]["single"].map("{:.1f}".format).to_list(),
-            "s, twins": wide["seconds"]["mean"].map("{:.1f}".format).to_list(),
+            "core s, single": wide["seconds"]["single"].map("{:.1f}".format).to_list(),
+            "core s, twins": wide["seconds"]["mean"].map("{:.1f}".format).to_list(),
             "share of the draws in the variance": (draws / (draws + wide["noise"]["draws"] ** 2))
             .map("{:.0%}".format)
             .to_list(),
