@@ -26,3 +26,25 @@ def test_digits_are_learned_in_one_call_and_doubt_finds_the_errors() -> None:
     assert int(pairs[1]) > 85
     assert said.stderr.startswith("epoch 1 of 15: ")
     assert "Warning" not in said.stderr
+
+
+def test_the_plain_loop_learns_and_tells_of_mean_and_draws() -> None:
+    said = subprocess.run([sys.executable, str(EXAMPLES / "loop.py")], capture_output=True, text=True, check=True)
+    found = re.findall(r"accuracy (0\.\d+), NLL (0\.\d+)", said.stdout)
+    assert said.stdout.startswith("mean: ")
+    assert len(found) == 2
+    assert all(float(accuracy) > 0.88 and float(nll) < 0.4 for accuracy, nll in found)
+    assert said.stderr == ""
+
+
+def test_a_frozen_backbone_is_shared_by_the_twins_and_the_head_learns_from_few_labels() -> None:
+    said = subprocess.run([sys.executable, str(EXAMPLES / "head.py")], capture_output=True, text=True, check=True)
+    accuracy = re.search(r"accuracy (0\.\d+)", said.stdout)
+    counts = re.search(r"hold (\d+) parameters, two copies would hold (\d+); backbone shared: True", said.stdout)
+    assert accuracy is not None
+    assert counts is not None
+    assert float(accuracy[1]) > 0.5  # of five classes, learned from 20 images each
+    head = 256 * 5 + 5
+    held, twice = int(counts[1]), int(counts[2])
+    assert held - head == twice / 2  # the backbone once, the head twice
+    assert said.stderr == ""
