@@ -1,4 +1,5 @@
 import copy
+import math
 import pickle
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from twinboot import Twins
+from twinboot.noise import in_order, normals
 
 
 @pytest.fixture
@@ -301,3 +303,26 @@ def test_a_generator_on_another_device_is_refused(twins: Twins) -> None:
         twins.sampled(generator=Elsewhere()),  # type: ignore[arg-type]
     ):
         pass
+
+
+@pytest.mark.parametrize("make", ["contiguous", "channels_last", "transposed", "slice"])
+def test_normals_fill_every_entry_whatever_the_strides(make: str) -> None:
+    whole = torch.zeros(40, 60, 5, 5)
+    t = {
+        "contiguous": whole,
+        "channels_last": whole.to(memory_format=torch.channels_last),
+        "transposed": whole.permute(3, 1, 0, 2),
+        "slice": whole[:, ::2],
+    }[make]
+    normals(0)(t)
+    assert t.std().item() == pytest.approx(1, abs=4 / math.sqrt(2 * t.numel()))
+    assert len(t.unique()) > 0.99 * t.numel()
+    assert whole[:, 1::2].count_nonzero() == (0 if make in ("slice", "channels_last") else whole[:, 1::2].numel())
+
+
+def test_noise_of_channels_last_weights_is_drawn_as_they_lie_in_memory() -> None:
+    # In the strides of channels_last PyTorch takes ten times as long for each number.
+    weight = torch.empty(8, 4, 3, 3).to(memory_format=torch.channels_last)
+    assert in_order(weight).is_contiguous()
+    assert in_order(weight).data_ptr() == weight.data_ptr()
+    assert in_order(weight[:, ::2]).stride() == weight[:, ::2].stride()  # no order makes these plain

@@ -35,9 +35,18 @@ def normals(seed: int, generator: torch.Generator | None = None) -> Callable[[Te
             if generator is not None:
                 raise ValueError(f"the generator is on {generator.device}, but there are weights on {device}.")
             generators[device] = torch.Generator(device).manual_seed(seed + len(generators))
-        t.normal_(generator=generators[device])
+        in_order(t).normal_(generator=generators[device])
 
     return fill
+
+
+def in_order(t: Tensor) -> Tensor:
+    """The tensor as it lies in memory: PyTorch draws normals ten times faster where the strides are the plain ones,
+    which those of `channels_last` weights are not."""
+    if t.is_contiguous():
+        return t
+    ordered = t.permute(sorted(range(t.ndim), key=t.stride, reverse=True))
+    return ordered if ordered.is_contiguous() else t
 
 
 def fill_copies_(copies: Sequence[Sequence[Tensor]], seed: int, generator: torch.Generator | None = None) -> None:
@@ -50,7 +59,7 @@ def filler(copies: Sequence[Sequence[Tensor]]) -> Callable[[int, torch.Generator
 
     PyTorch draws normals on one CPU core, so large copies have streams of their own and are filled side by side.
     """
-    tensors = [t for copy in copies for t in copy]
+    tensors = [in_order(t) for copy in copies for t in copy]
     large = sum(t.numel() for t in tensors if t.device.type == "cpu") >= _LARGE
     devices = list(dict.fromkeys(t.device for t in tensors))
 
