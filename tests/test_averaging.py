@@ -3,25 +3,16 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
 
-from twinboot import Estimate, Twins
 from twinboot.averaging import Average
 
 
-def estimate(value: float) -> Estimate:
-    model = nn.Linear(2, 1)
-    with torch.no_grad():
-        for p in model.parameters():
-            p.fill_(value)
-    return Twins(model).estimate()
-
-
 def averaged(power: float, values: list[float]) -> float:
-    average, found = Average(power), math.nan
+    average, weight = Average(power), torch.zeros(2, 3)
     for value in values:
-        found = average.add(estimate(value)).module.bias.item()
-    return found
+        average.take([weight.fill_(value)])
+    assert (weight == weight[0, 0]).all()
+    return weight[0, 0].item()
 
 
 def test_without_a_power_all_weigh_alike_and_with_infinity_only_the_last_does() -> None:
@@ -41,22 +32,29 @@ def test_weights_are_rising_products(power: int) -> None:
 def test_a_walk_is_averaged_out() -> None:
     # Of independent means with variance 1, t of them with weights s^p, it is about (p + 1)^2 / (2 p + 1) / t.
     generator, t, power = torch.Generator().manual_seed(0), 50, 3.0
-    average, model = Average(power), nn.Linear(100, 100)
+    average, weight = Average(power), torch.empty(100, 100)
     for _ in range(t):
-        found: Tensor = torch.empty(0)
-        with torch.no_grad():
-            model.weight.copy_(torch.randn(100, 100, generator=generator))
-        found = average.add(Twins(model).estimate()).module.weight
-    assert found.var().item() == pytest.approx((power + 1) ** 2 / (2 * power + 1) / t, rel=0.1)
+        average.take([weight.normal_(generator=generator)])
+    assert weight.var().item() == pytest.approx((power + 1) ** 2 / (2 * power + 1) / t, rel=0.1)
+
+
+def test_half_precision_is_averaged_in_single_precision() -> None:
+    average, weight = Average(0.0), torch.empty(1, dtype=torch.bfloat16)
+    for value in (1.0, 1.0078125, 1.015625):  # neighbours in that precision
+        average.take([weight.fill_(value)])
+    assert average.weights[0].item() == pytest.approx(1.0078125, abs=1e-6)
 
 
 def test_a_state_goes_on_where_it_was() -> None:
     average = Average(3.0)
-    average.add(estimate(1.0))
-    average.add(estimate(2.0))
+    for value in (1.0, 2.0):
+        average.take([torch.tensor([value])])
     again = Average(3.0)
     again.load_state_dict(copy.deepcopy(average.state_dict()))
-    assert again.add(estimate(5.0)).module.bias.item() == average.add(estimate(5.0)).module.bias.item()
+    here, there = torch.tensor([5.0]), torch.tensor([5.0])
+    average.take([here])
+    again.take([there])
+    assert torch.equal(here, there)
 
 
 def test_a_power_below_zero_is_refused() -> None:

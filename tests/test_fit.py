@@ -144,6 +144,25 @@ def test_the_callback_sees_each_epoch_as_it_was_judged() -> None:
     assert [loss for _, loss in seen] == pytest.approx(found.history["unseen"], rel=1e-5)
 
 
+def test_statistics_of_batchnorm_do_not_depend_on_the_global_generators() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    found = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        found.append(fit(model, blobs(), epochs=1, **QUIET).estimate.module[2].running_mean)
+        assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(("batch_size", "n"), [(8, 33), (8, 34), (8, 35), (64, 65)])
+def test_no_batch_is_too_small_for_batchnorm(batch_size: int, n: int) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    for resample in ("draws", "counts"):
+        options: Any = {"batch_size": batch_size, "resample": resample, **QUIET}
+        assert fit(model, blobs(n), epochs=1, **options).best_epoch == 1
+
+
 def test_patience_ends_a_run_that_gets_no_better() -> None:
     noise = TensorDataset(torch.randn(60, 4, generator=seeded(3)), torch.randint(3, (60,), generator=seeded(4)))
     found = fit(mlp(), noise, epochs=200, patience=3, progress=False, optimizer=lambda p: torch.optim.Adam(p, 0.1))
@@ -290,6 +309,7 @@ def test_autocast_trains_too() -> None:
         ({"patience": 0}, "epochs and patience must be at least 1"),
         ({"loss": "mse"}, "unknown loss 'mse'"),
         ({"resample": "all"}, "unknown resample 'all'"),
+        ({"mode": "sampled", "reset": resets.never()}, "unknown reset mode 'sampled'"),
         ({"dataset": TensorDataset(torch.zeros(0, 4), torch.zeros(0).long())}, "the dataset is empty"),
         ({"dataset": TensorDataset(torch.zeros(9, 4), torch.full((9,), 3))}, "label 3 is out of range"),
         ({"dataset": TensorDataset(torch.zeros(9, 4))}, "tuples of an input and a target"),

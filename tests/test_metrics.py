@@ -50,6 +50,11 @@ def test_equally_many_samples_in_each_bin_see_what_one_bin_of_equal_width_averag
     assert metrics.adaptive_ece(probs, labels, bins=2) == pytest.approx((0.09 + 0.99) / 2, abs=1e-6)
 
 
+def test_a_probability_a_hair_above_one_is_none_the_less_a_probability() -> None:
+    probs = torch.tensor([[1.0000001, 0.0], [0.9, 0.1], [0.2, 0.8]])
+    assert metrics.ece(probs, torch.tensor([0, 0, 1])) == pytest.approx((0 + 0.1 + 0.2) / 3, abs=1e-4)
+
+
 def test_auroc_counts_pairs_and_depends_on_the_order_alone() -> None:
     generator = torch.Generator().manual_seed(1)
     doubt = torch.randn(60, generator=generator).round(decimals=1)  # with ties

@@ -9,24 +9,25 @@ before (polynomial decay, Shamir and Zhang 2013, section 4):
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .estimate import Estimate
-from .replicate import Places, wide
+from .replicate import wide
 
 
 class Average:
-    """Means of twins, averaged; `power` 0 weighs all alike, and infinity keeps the last alone.
+    """An average of weights; `power` 0 counts all alike, and infinity keeps the last alone.
 
-    >>> average = Average(power=1)
-    >>> models = [torch.nn.Linear(1, 1, bias=False) for _ in range(3)]
-    >>> for value, model in enumerate(models):
-    ...     _ = torch.nn.init.constant_(model.weight, value)
-    >>> from twinboot import Twins
-    >>> [average.add(Twins(model).estimate()).module.weight.item() for model in models]  # 0; (0 + 2*1) / 3; ...
+    >>> average, found = Average(power=1), []
+    >>> for value in (0.0, 1.0, 2.0):
+    ...     weight = torch.tensor(value)
+    ...     average.take([weight])
+    ...     found.append(weight.item())
+    >>> found  # 0; (0 + 2 * 1) / 3; (0 + 2 * 1 + 3 * 2) / 6
     [0.0, 0.666..., 1.333...]
     """
 
@@ -37,18 +38,15 @@ class Average:
         self.weights: list[Tensor] = []
 
     @torch.no_grad()
-    def add(self, estimate: Estimate) -> Estimate:
-        """Take in the mean of the twins, and put the average in its place; sigma stays as it is."""
-        places = Places(estimate.module, list(estimate.partition.parameter_shapes)).read()
+    def take(self, weights: Sequence[Tensor]) -> None:
+        """Take weights in, and put the average in their place."""
         self.count += 1
-        share = (self.power + 1) / (self.power + self.count) if self.power < float("inf") else 1.0
         if self.count == 1:
-            self.weights = [wide(w).clone() for w in places]
-        else:
-            torch._foreach_lerp_(self.weights, [wide(w) for w in places], share)
-        for weight, average in zip(places, self.weights, strict=True):
+            self.weights = [wide(w).clone() for w in weights]
+        share = (self.power + 1) / (self.power + self.count) if self.power < math.inf else 1.0
+        for average, weight in zip(self.weights, weights, strict=True):
+            average.lerp_(wide(weight), share)
             weight.copy_(average)
-        return estimate
 
     def state_dict(self) -> dict[str, Any]:
         return {"count": self.count, "weights": self.weights}

@@ -16,6 +16,7 @@ from torch.func import functional_call, vmap
 from torch.utils.data import DataLoader, Dataset
 
 from . import calibration, files
+from .devices import moved
 from .noise import normals
 from .partition import Partition
 from .prediction import Moments, Prediction, Task, combine
@@ -170,7 +171,7 @@ class Estimate(nn.Module):
             draws = [derive(seed, "predict", s) for s in range(samples)] if scale else []
             drawn = []
             for weights in self._stacks(draws, scale, vectorize=False):
-                inputs = (tuple(_moved(batch[:-1], labels.device)) for batch in batches)
+                inputs = (moved(tuple(batch[:-1]), labels.device) for batch in batches)
                 drawn.append(torch.cat([_run(self.module, "classification", 1.0, weights, x) for x in inputs]))
             return torch.stack(drawn)
 
@@ -204,7 +205,7 @@ class Estimate(nn.Module):
         device = self.partition.sigma.device
         with torch.no_grad():
             for x in chain([first], picked):
-                fresh(*_moved(x if isinstance(x, tuple) else (x,), device))
+                fresh(*moved(x if isinstance(x, tuple) else (x,), device))
         self.module.load_state_dict(fresh.state_dict())
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -237,10 +238,6 @@ def _run(module: nn.Module, task: Task, temperature: float, weights: dict[str, T
             f'{tuple(output.shape)}; for values use task="regression".'
         )
     return output / temperature if task == "classification" and temperature != 1 else output
-
-
-def _moved(tensors: Iterable[Any], device: torch.device) -> Iterator[Any]:
-    return (t.to(device) if isinstance(t, Tensor) else t for t in tensors)
 
 
 def _first_tensor(batch: Any) -> Tensor:

@@ -2,7 +2,8 @@
 
 for each epoch:
     for each pair of batches: noise, losses, gradients, a step, sigma     (training.py)
-    the loss of the mean model on the unseen samples; the best state is kept
+    the mean of the twins, averaged over the epochs                       (averaging.py)
+    its loss on the unseen samples; the best state is kept
     a reset if one is due
     a checkpoint                                                          (checkpoints.py)
 """
@@ -28,16 +29,17 @@ from .estimate import Estimate
 from .groups import Grouping
 from .loader import require_map_style
 from .logs import open_log, show
+from .replicate import Places
 from .states import pack, require_same, unpack
 from .training import Training
-from .twins import Twins
+from .twins import Twins, require_mode
 
 MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """What training left: the estimate of the best epoch, how the run went, and who saw which sample.
+    """What training left: the estimate as it was best, how the run went, and who saw which sample.
 
     `history` maps "epoch", "train" (mean loss of the noisy twins), "unseen" (loss of the mean model on the samples that
     no twin saw), "accuracy" on those (classification only), "sigma_least", "sigma_most", "rate" (of learning) and
@@ -119,6 +121,7 @@ def fit(
     if epochs < 1 or (patience is not None and patience < 1):
         raise ValueError(f"epochs and patience must be at least 1, not {epochs} and {patience}.")
     require_map_style(dataset)
+    require_mode(mode)
     run = Training(model, dataset, loss, batch_size, groups, resample, bootstrap, seed, device, amp, options)
     stepper = optimizers.made(optimizer, list(run.twins.parameters()), rate=0.001)
     if isinstance(stepper, torch.optim.LBFGS):
@@ -183,7 +186,9 @@ class _Best:
 
     def look(self, epoch: int, train: float, rate: float, began: float) -> Estimate:
         """Judge the twins as they are, and keep their estimate if it is the best so far."""
-        estimate, unseen, accuracy = self.run.judge(self.average)
+        estimate = self.run.twins.estimate()
+        self.average.take(Places(estimate.module, list(estimate.partition.parameter_shapes)).read())
+        unseen, accuracy = self.run.judge(estimate)
         seconds = time.perf_counter() - began
         if not math.isfinite(unseen):
             raise FloatingPointError(f"the mean model's loss on unseen samples is not finite in epoch {epoch}.")

@@ -26,7 +26,7 @@ from .inversion import Inversion
 from .measurements import Weighted, see
 from .operators import Forward
 from .stacked import Stacked
-from .twins import RESET_MODES
+from .twins import require_mode
 
 
 def invert(
@@ -89,8 +89,7 @@ def invert(
     >>> bool((result.field - 1).abs().max() < 0.1)
     True
     """
-    if mode not in RESET_MODES:
-        raise ValueError(f'unknown reset mode {mode!r}: use "sample", "mean" or "centered".')
+    require_mode(mode)
     if stop not in ("unseen", None):
         raise ValueError(f'stop must be "unseen" or None, not {stop!r}.')
     if steps < 1 or check < 1:

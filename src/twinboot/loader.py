@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import random
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, Literal, SupportsIndex
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
@@ -16,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from . import seeds
 from .bootstrap import Bootstrap
+from .randomness import seeded
 from .states import require_same
 
 WEIGHT = "weight"  # the key of the counts in batches that are mappings
@@ -139,8 +137,10 @@ class PairedLoader:
 
     def _split(self, order: Tensor) -> tuple[Tensor, ...]:
         full: tuple[Tensor, ...] = order.split(self.batch_size)
-        # Where full batches would be too few or too many for all twins to have equally many, even ones replace them.
-        return full if self.drop_last or len(full) == self._length else order.tensor_split(self._length)
+        # Where full batches would be too few or too many for all twins to have equally many, or would leave a single
+        # sample, of which BatchNorm has no statistics, even ones replace them.
+        fits = self.drop_last or (len(full) == self._length and len(full[-1]) > 1)
+        return full if fits else order.tensor_split(self._length)
 
 
 class _Jobs:
@@ -212,21 +212,6 @@ def _with_weight(batch: Any, weight: Tensor) -> Any:
     raise TypeError(
         f'resample="counts" can add counts to tensors, tuples, lists and mappings, not to {type(batch).__name__}.'
     )
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Random transforms draw from the step's own seed; the global generators are left where they were."""
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002 - what transforms use
-    torch.default_generator.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        random.setstate(states[1])
-        np.random.set_state(states[2])  # noqa: NPY002
 
 
 def _unchanged(batches: Any) -> Any:

@@ -110,4 +110,4 @@ def _checked(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError("probabilities must not be negative and must add up to 1 for each sample: give no logits.")
     if bool(((labels < 0) | (labels >= probs.shape[1])).any()):
         raise ValueError(f"labels must lie between 0 and {probs.shape[1] - 1}.")
-    return probs, labels.long()
+    return probs / total[:, None], labels.long()  # a hair above 1 would make torchmetrics take them for logits

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Subset
 
 from . import losses, seeds
-from .averaging import Average
 from .bootstrap import Bootstrap
+from .devices import moved
 from .estimate import Estimate
 from .groups import Grouping
-from .loader import PairedLoader, seeded
+from .loader import PairedLoader
+from .randomness import own_randomness, seeded
 from .twins import Twins
 
 ENOUGH = 1024  # samples for the statistics with which an epoch is judged: known to 3 %, or less where there are pixels
@@ -88,15 +87,14 @@ class Training:
     def _moved(self, batch: Any, least: int = 2) -> list[Any]:
         if not isinstance(batch, (tuple, list)) or len(batch) < least:
             raise TypeError("samples must be tuples of an input and a target.")
-        return tree_map(lambda t: t.to(self.device) if isinstance(t, Tensor) else t, list(batch))  # type: ignore[no-any-return]
+        return moved(list(batch), self.device)  # type: ignore[no-any-return]
 
     @torch.no_grad()
-    def judge(self, average: Average) -> tuple[Estimate, float, float]:
-        """The estimate as it is now, and the loss and accuracy of its mean model on what no twin saw."""
-        estimate = average.add(self.twins.estimate())
+    def judge(self, estimate: Estimate) -> tuple[float, float]:
+        """The loss and accuracy of the mean model on what no twin saw, with BatchNorm statistics of its own."""
+        self.give_statistics(estimate, ENOUGH)
         losses, right = [], []
         with seeded(seeds.derive(self.seed, "judge")):  # for random transforms of the dataset
-            self.give_statistics(estimate, ENOUGH)
             for batch in self._batches(self.bootstrap.unseen):
                 *inputs, target = self._moved(batch)
                 output = estimate(*inputs)
@@ -104,7 +102,7 @@ class Training:
                 if self.classifies:
                     right.append((output.argmax(1) == target).flatten())
         accuracy = torch.cat(right).double().mean().item() if right else math.nan
-        return estimate, torch.cat(losses).double().mean().item(), accuracy
+        return torch.cat(losses).double().mean().item(), accuracy
 
     def give_statistics(self, estimate: Estimate, at_most: int | None = None) -> None:
         """BatchNorm statistics of the mean model's own, from all training samples or from at most so many."""
@@ -112,7 +110,8 @@ class Training:
             seen = self.bootstrap.seen
             # In random order: a batch of one class, as in a sorted dataset, would have too small a variance.
             order = torch.randperm(len(seen), generator=torch.Generator().manual_seed(seeds.derive(self.seed, "seen")))
-            estimate.update_batchnorm(self._batches(seen[order[:at_most]]), lambda batch: tuple(batch[:-1]))
+            with own_randomness(self.device, self.seed, "statistics"):
+                estimate.update_batchnorm(self._batches(seen[order[:at_most]]), lambda batch: tuple(batch[:-1]))
 
     def _batches(self, samples: Tensor) -> Iterable[Any]:
         size = self.batch_size
@@ -125,14 +124,4 @@ def distinct(bootstrap: Bootstrap, draws: int) -> int:
     """So many distinct samples are in a batch of so many draws, by their shares in the twins' samples: about 63 %. An
     epoch then has as many steps with counts as with draws."""
     share = (bootstrap.counts > 0).sum() / bootstrap.counts.sum()
-    return max(1, round(draws * min(1.0, share.item())))
-
-
-@contextmanager
-def own_randomness(device: torch.device, *purpose: int | str) -> Iterator[None]:
-    """What a model draws by itself, as dropout does, depends on the step alone; global generators stay as they are."""
-    seed = seeds.derive("model", *purpose)
-    with torch.random.fork_rng([device] if device.type == "cuda" else []), seeded(seed):
-        if device.type == "cuda":
-            torch.cuda.manual_seed(seed)
-        yield
+    return max(min(2, draws), round(draws * min(1.0, share.item())))  # BatchNorm has no statistics of one sample

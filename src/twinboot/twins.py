@@ -181,8 +181,7 @@ class Twins(nn.Module):
         mean does not walk. Sigma stays as it is until the next `update()`.
         """
         self._refuse_inside("reset()")
-        if mode not in RESET_MODES:
-            raise ValueError(f'unknown reset mode {mode!r}: use "sample", "mean" or "centered".')
+        require_mode(mode)
         fill_ = normals(self._next_seed("resets"), generator)
         per_copy = self._weights()
         for copies, sigma in zip(zip(*per_copy, strict=True), self.partition.expand(per_copy[0]), strict=True):
@@ -248,6 +247,11 @@ class Twins(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_inside("copy or pickle")
         return {**super().__getstate__(), **self._fresh}  # type: ignore[no-untyped-call]
+
+
+def require_mode(mode: str) -> None:
+    if mode not in RESET_MODES:
+        raise ValueError(f'unknown reset mode {mode!r}: use "sample", "mean" or "centered".')
 
 
 def call(twin: Callable[..., Any], x: Any) -> Any:

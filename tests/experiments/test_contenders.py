@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
-from twinboot import Bootstrap
+from twinboot import Bootstrap, Estimate, fit
 from twinboot.experiments import networks
 from twinboot.experiments.contenders import HELD_OUT, METHODS, MORE, TWINS, Task, Trained
 
@@ -69,9 +70,17 @@ def test_what_may_not_be_trained_on_changes_nothing(method: str, tmp_path: Path)
     # The training accuracy of each epoch is a function of the weights then: none depends on what is apart.
     assert list(whole.curve["train"]) == list(other.curve["train"])
     assert list(whole.curve["loss"]) != list(other.curve["loss"])
+    assert whole.sigma.equals(other.sigma)
 
 
-@pytest.mark.parametrize("method", ["hold-out", "single", "twins"])
+def test_averages_of_a_short_run_are_of_what_was_trained(tmp_path: Path) -> None:
+    x, y = patterns(300, 1)
+    for epochs in (1, 2):
+        found = trained("swa", tmp_path / str(epochs), replace(TASK, epochs=epochs, rate=0.02))
+        assert (found.rows["SWA"](x).argmax(1) == y).double().mean() > 0.5
+
+
+@pytest.mark.parametrize("method", ["hold-out", "single", "swa", "twins", "twins-dropout"])
 def test_a_method_goes_on_after_a_stop_as_if_there_had_been_none(method: str, tmp_path: Path) -> None:
     left = [4]
 
@@ -85,7 +94,10 @@ def test_a_method_goes_on_after_a_stop_as_if_there_had_been_none(method: str, tm
     place.mkdir()
     with pytest.raises(KeyboardInterrupt):
         METHODS[method](TASK, place, tick)
-    again = METHODS[method](TASK, place, lambda: None)
+    torch.manual_seed(99)  # as another process would have it
+    ticks: list[int] = []
+    again = METHODS[method](TASK, place, lambda: ticks.append(1))
+    assert len(ticks) == (12 if method == "single" else 6)  # those of before the stop too
     x, _ = patterns(20, 2)
     for row in whole.rows:
         assert torch.equal(whole.rows[row](x), again.rows[row](x)), row
@@ -100,20 +112,25 @@ def test_an_ensemble_is_the_mean_of_two_different_models(tmp_path: Path) -> None
     one, both = found.rows["single, all images"](x), found.rows["ensemble of 2"](x)
     assert not torch.allclose(one, both)
     assert (2 * both - one).min() > -1e-6  # the second's own probabilities
+    assert found.seconds("ensemble of 2") > 1.5 * found.seconds("single, all images")
 
 
 def test_the_last_epoch_alone_is_neither_averaged_nor_chosen(tmp_path: Path) -> None:
-    found = trained("twins", tmp_path / "a", replace(TASK, epochs=1))
-    x, _ = patterns(20, 4)
-    # After a single epoch there is nothing to average or to choose; only the order of the images that BatchNorm takes
-    # its statistics from differs.
-    torch.testing.assert_close(
-        found.rows["Twin-Boot"](x), found.rows["Twin-Boot, last epoch alone"](x), atol=0.1, rtol=0
+    trained("twins", tmp_path / "a")
+    data = TensorDataset(TASK.x, TASK.y)
+    plain: list[Estimate] = []
+    fit(
+        network(),
+        data,
+        epochs=TASK.epochs,
+        batch_size=TASK.batch,
+        optimizer=lambda p: torch.optim.Adam(p, TASK.rate),
+        progress=False,
+        callback=lambda epoch, estimate, twins: plain.append(twins.estimate()),
     )
-    longer = trained("twins", tmp_path / "b")
-    assert not torch.allclose(
-        longer.rows["Twin-Boot"](x), longer.rows["Twin-Boot, last epoch alone"](x), atol=1e-3, rtol=0
-    )
+    kept = Estimate.load(tmp_path / "a" / "last.safetensors", network())
+    for here, there in zip(kept.module.parameters(), plain[-1].module.parameters(), strict=True):
+        assert torch.equal(here, there)
 
 
 def test_a_recipe_reaches_the_twins(tmp_path: Path) -> None:

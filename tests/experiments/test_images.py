@@ -84,7 +84,7 @@ def test_presets_and_overrides() -> None:
 
 
 def test_a_preset_of_files_says_where_they_should_be(tmp_path: Path) -> None:
-    with pytest.raises(UnavailableError, match=r"the preset cifar10-5k needs --data: .*say in which directory"):
+    with pytest.raises(UnavailableError, match="the preset cifar10-5k needs files of cifar10: give --data"):
         parts(Config(preset="cifar10-5k"))
     with pytest.raises(UnavailableError, match="holds no files of cifar10"):
         parts(Config(preset="cifar10-5k", data=str(tmp_path)))
@@ -110,3 +110,15 @@ def test_augmentation_is_at_work_in_training_alone() -> None:
     layer, x = datasets.Augment(padding=2), torch.rand(8, 3, 8, 8)
     assert torch.equal(layer.eval()(x), x)
     assert not torch.equal(layer.train()(x), x)
+
+
+def test_a_run_with_augmentation_is_told_to_the_end(tmp_path: Path) -> None:
+    config = dataclasses.replace(SMALL, augment=True, seeds=1, epochs=3, methods=("hold-out", "twins"))
+    run = carry_out("images", images, config, tmp_path / "images")
+    assert set(run.tables["sigma"]["layer"]) == set(small().tables["sigma"]["layer"])
+    assert len(images.verdicts(run.config, run.tables)) == 4
+
+
+def test_a_device_that_is_not_there_is_named() -> None:
+    with pytest.raises(UnavailableError, match="the device 'nowhere' can't be used"):
+        parts(Config(device="nowhere"))

@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+import time
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,11 @@ from twinboot.experiments.parts import RunError, compute
 def one(name: str, tick: Tick) -> dict[str, pd.DataFrame]:
     tick()
     return {"t": pd.DataFrame({"name": [name], "process": [os.getpid()], "threads": [torch.get_num_threads()]})}
+
+
+def slow(name: str, tick: Tick) -> dict[str, pd.DataFrame]:
+    time.sleep(0.5)
+    return one(name, tick)
 
 
 def failing(tick: Tick) -> dict[str, pd.DataFrame]:
@@ -63,6 +69,13 @@ def test_after_a_part_that_fails_the_others_are_kept(tmp_path: Path) -> None:
         compute(parts, tmp_path, lambda part: lambda: None, jobs=2)
     assert (tmp_path / "good").exists()
     assert not (tmp_path / "bad").exists()
+
+
+def test_after_an_error_no_other_part_is_begun(tmp_path: Path) -> None:
+    parts = [Part("bad", 1, failing), *(Part(f"p{i}", 1, partial(slow, f"p{i}")) for i in range(8))]
+    with pytest.raises(ValueError, match="this part is wrong"):
+        compute(parts, tmp_path, lambda part: lambda: None, jobs=2)
+    assert {path.name for path in tmp_path.iterdir()} <= {"p0", "p1"}
 
 
 def test_a_killed_process_is_told_in_a_sentence(tmp_path: Path) -> None:

@@ -7,14 +7,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from twinboot.experiments.single import Images, Single, accuracy, logits_of
+from twinboot.averaging import Average
+from twinboot.experiments.single import Single, Split, accuracy, logits_of
 
 
-def images(held: list[int] | None = None, n: int = 120) -> Images:
+def images(held: list[int] | None = None, n: int = 120) -> Split:
     """Three classes of points around three corners."""
     y = torch.arange(n) % 3
     x = 2 * torch.eye(3, 4)[y] + torch.randn(n, 4, generator=torch.Generator().manual_seed(0))
-    return Images(x, y, None if held is None else torch.tensor(held))
+    return Split(x, y, None if held is None else torch.tensor(held))
 
 
 def net(seed: int = 0) -> nn.Sequential:
@@ -57,8 +58,8 @@ def test_the_kept_states_are_those_with_the_lowest_loss_and_the_highest_accuracy
     assert accuracy(run.of("accuracy"), own, held)[0] == max(run.curve["validation"])
 
 
-def test_swa_is_the_mean_of_the_weights_after_its_epochs() -> None:
-    run = Single(net(), images(), adam, 16, seed=0, average_from=3)
+def test_an_average_is_that_of_the_weights_after_its_epochs() -> None:
+    run = Single(net(), images(), adam, 16, seed=0, average=Average(power=0), average_from=3)
     after = []
     run.train(2)
     for epoch in (3, 4):
@@ -69,6 +70,15 @@ def test_swa_is_the_mean_of_the_weights_after_its_epochs() -> None:
         torch.testing.assert_close(p, mean)
 
 
+def test_the_average_that_predicts_the_hold_out_best_is_kept_with_statistics_of_its_own() -> None:
+    own = images(held=list(range(30)))
+    run = Single(net(), own, adam, 90, seed=0, average=Average(power=3))  # one batch of all others
+    run.train(5)
+    model = run.of("average, loss")
+    torch.testing.assert_close(model[1].running_mean, model[0](own.x[30:]).mean(0))
+    assert accuracy(model, own, torch.arange(30))[1] == pytest.approx(run.lowest["average, loss"], rel=1e-3)
+
+
 def ivon(model: nn.Module) -> Any:
     optimizer = pytest.importorskip("ivon", reason="the extra compare is not installed").IVON
     found = optimizer(model.parameters(), lr=0.1, ess=120)
@@ -77,12 +87,16 @@ def ivon(model: nn.Module) -> Any:
 
 @pytest.mark.parametrize("make", [adam, ivon])
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path, make: Any) -> None:
-    whole = Single(net(), images(held=[1, 2, 3]), make, 16, seed=1, average_from=2)
+    def run() -> Single:
+        return Single(net(), images(held=[1, 2, 3]), make, 16, seed=1, average=Average(3.0), average_from=2)
+
+    whole = run()
     whole.train(4)
-    Single(net(), images(held=[1, 2, 3]), make, 16, seed=1, average_from=2).train(2, tmp_path)
-    again = Single(net(), images(held=[1, 2, 3]), make, 16, seed=1, average_from=2)
+    run().train(2, tmp_path)
+    torch.manual_seed(99)  # as another process would have it
+    again = run()
     again.train(4, tmp_path)
-    for state in ("last", "loss", "accuracy", "average"):
+    for state in ("last", "loss", "accuracy", "average", "average, loss"):
         assert torch.equal(weights(again.of(state)), weights(whole.of(state)))
     assert again.curve["loss"] == whole.curve["loss"]
 
@@ -90,7 +104,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path, make: Any) -
 def test_global_generators_stay_as_they_are() -> None:
     model = net()
     before = torch.get_rng_state()
-    Single(model, images(), adam, 16, seed=0).train(1)
+    Single(model, images(), adam, 16, seed=0, average=Average(0)).train(1)
     assert torch.equal(before, torch.get_rng_state())
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pandas as pd
 import torch
@@ -20,18 +21,21 @@ from torch import Tensor, nn
 from torch.utils.data import Subset, TensorDataset
 
 from .. import calibration, seeds
+from ..atomic import replacing
+from ..averaging import Average
 from ..bootstrap import Bootstrap
 from ..estimate import Estimate
 from ..fit import fit
-from ..training import own_randomness
+from ..randomness import own_randomness
 from ..twins import Twins
 from .experiment import Tick, UnavailableError
-from .single import LOOK, Images, MakeOptimizer, Single, accuracy, logits_of
+from .single import LOOK, MakeOptimizer, Single, Split, accuracy, logits_of
 
 HELD_OUT = 0.135  # of the images: as many as no twin sees, (1 - 1/n)^(2n) or e^-2 of them
 MORE = 1.4  # times the epochs: what twins may cost at most
 DROPOUT = 0.2  # after each pooling
 AVERAGED = 0.75  # of the epochs are over when SWA begins to average
+ALONE = "single, all images"  # whose time is the unit
 
 Predict = Callable[[Tensor], Tensor]  # images -> probabilities [images, classes]
 
@@ -52,27 +56,33 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """Row of the table -> how it predicts; which images were trained on; how training went."""
+    """Row of the table -> how it predicts; which images were trained on; how training went, and its time."""
 
     rows: dict[str, Predict]
     trained_on: Tensor
     curve: pd.DataFrame
     sigma: pd.DataFrame = field(default_factory=pd.DataFrame)
+    more: dict[str, float] = field(default_factory=dict)  # seconds of training beyond those of the curve, for a row
+
+    def seconds(self, row: str) -> float:
+        return float(self.curve["seconds"].sum()) + self.more.get(row, 0.0)
 
 
 def hold_out(task: Task, scratch: Path, tick: Tick) -> Trained:
-    """A single model, stopped where it predicts best what was set aside."""
+    """A single model, stopped where it predicts best what was set aside; and the same of its average over the epochs,
+    to tell what the average of the twins' mean brings by itself."""
     order = torch.Generator().manual_seed(seeds.derive(task.seed, "hold-out"))
     held = torch.randperm(len(task.y), generator=order)[: round(HELD_OUT * len(task.y))]
-    run = _single(task, scratch, tick, held=held)
-    at_best, y = run.of("loss"), task.y[held]
-    temperature = calibration.best(lambda scale: logits_of(at_best, task.x[held])[None], y)[0]
+    run = _single(task, scratch, tick, held=held, average=Average(power=3.0))
+    at_best, logits = run.of("loss"), logits_of(run.of("loss"), task.x[held])[None]
+    temperature = calibration.best(lambda scale: logits, task.y[held])[0]
     return _told(
         run,
         {
             "single, best loss on a hold-out": _mean(at_best),
             "single, best accuracy on a hold-out": _mean(run.of("accuracy")),
             "single, best loss, temperature by the hold-out": _mean(at_best, temperature),
+            "single, averaged, best loss on a hold-out": _mean(run.of("average, loss")),
         },
     )
 
@@ -82,7 +92,8 @@ def single(task: Task, scratch: Path, tick: Tick) -> Trained:
     run = _single(task, scratch / "first", tick)
     other = _single(task, scratch / "second", tick, seed=seeds.derive(task.seed, "second"))
     first, second = _mean(run.of("last")), _mean(other.of("last"))
-    return _told(run, {"single, all images": first, "ensemble of 2": lambda x: (first(x) + second(x)) / 2})
+    rows: dict[str, Predict] = {ALONE: first, "ensemble of 2": lambda x: (first(x) + second(x)) / 2}
+    return replace(_told(run, rows), more={"ensemble of 2": other.seconds})
 
 
 def longer(task: Task, scratch: Path, tick: Tick) -> Trained:
@@ -91,46 +102,38 @@ def longer(task: Task, scratch: Path, tick: Tick) -> Trained:
 
 
 def swa(task: Task, scratch: Path, tick: Tick) -> Trained:
-    run = _single(task, scratch, tick, average_from=round(AVERAGED * task.epochs) + 1)
+    begin = min(round(AVERAGED * task.epochs) + 1, task.epochs)
+    run = _single(task, scratch, tick, average=Average(power=0), average_from=begin)
     return _told(run, {"SWA": _mean(run.of("average"))})
 
 
 def dropout(task: Task, scratch: Path, tick: Tick) -> Trained:
     run = _single(task, scratch, tick, network=task.network(dropout=DROPOUT, seed=task.seed))
     model = run.of("last")
-
-    def drawn(x: Tensor) -> Tensor:
-        total = torch.zeros(())
-        for sample in range(task.samples):
-            with own_randomness(_device(model), task.seed, "masks", sample):
-                total = total + logits_of(model, x, dropping=True).softmax(1)
-        return total / task.samples
-
-    return _told(run, {"MC dropout": drawn, "dropout, mean": _mean(model)})
+    masks = _over_draws(task, run.device, lambda x: logits_of(model, x, dropping=True))
+    return _told(run, {"MC dropout": masks, "dropout, mean": _mean(model)})
 
 
 def ivon(task: Task, scratch: Path, tick: Tick) -> Trained:
-    """Variational learning, with the settings its authors chose for CIFAR-10."""
-    try:
-        from ivon import IVON
-    except ImportError as error:
-        raise UnavailableError("the method ivon needs ivon-opt: pip install 'twinboot[compare]'.") from error
+    """Variational learning, with the settings its authors chose for CIFAR-10 and 200 epochs; not tuned for fewer."""
+    optimizer_of = require_ivon()
 
     def make(model: nn.Module) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-        optimizer = IVON(model.parameters(), lr=0.2, ess=len(task.y), hess_init=0.5, weight_decay=2e-4)
+        optimizer = optimizer_of(model.parameters(), lr=0.2, ess=len(task.y), hess_init=0.5, weight_decay=2e-4)
         return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, task.epochs)
 
     run = _single(task, scratch, tick, make=make)
-    optimizer: Any = run.optimizer
+    sampled = cast(Any, run.optimizer).sampled_params
+    draws = _over_draws(task, run.device, lambda x: logits_of(run.model, x), sampled)
+    return _told(run, {"IVON": draws, "IVON, mean": _mean(run.of("last"))})
 
-    def drawn(x: Tensor) -> Tensor:
-        total = torch.zeros(())
-        for sample in range(task.samples):
-            with own_randomness(run.device, task.seed, "draws", sample), optimizer.sampled_params():
-                total = total + logits_of(run.model, x).softmax(1)
-        return total / task.samples
 
-    return _told(run, {"IVON": drawn, "IVON, mean": _mean(run.of("last"))})
+def require_ivon() -> Any:
+    try:
+        from ivon import IVON
+    except ImportError:
+        raise UnavailableError("the method ivon needs ivon-opt: pip install 'twinboot[compare]'.") from None
+    return IVON
 
 
 @dataclass(frozen=True)
@@ -146,21 +149,26 @@ class Recipe:
 
 def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -> Trained:
     data, bootstrap = TensorDataset(task.x, task.y), Bootstrap(len(task.y), seed=task.seed)
-    images = Images(task.x, task.y, held_out=bootstrap.unseen)
-    looks, last = scratch / "looks.jsonl", scratch / "last.safetensors"
+    images = Split(task.x, task.y, held_out=bootstrap.unseen)
+    last = scratch / "last.safetensors"
     network = partial(task.network, dropout=recipe.dropout, seed=task.seed)
 
     def look(epoch: int, estimate: Estimate, twins: Twins) -> None:
         shown, _ = accuracy(estimate.module, images, images.trained_on[:LOOK])
         sigma = {layer: value.square().mean().sqrt().item() for layer, value in estimate.sigma.items()}
-        with looks.open("a") as file:
-            print(json.dumps({"epoch": epoch, "train": shown, "sigma": sigma}), file=file)
+        with replacing(_look(scratch, epoch)) as partial:
+            partial.write_text(json.dumps({"train": shown, "sigma": sigma}))
         if epoch == task.epochs:
             plain = twins.estimate()
-            plain.update_batchnorm(task.x[images.trained_on].split(task.batch * 4))
+            with own_randomness(_device(plain), task.seed, "statistics"):
+                plain.update_batchnorm(task.x[images.trained_on].split(task.batch))
             plain.save(last)
-        tick()
+        if epoch > before:
+            tick()
 
+    before = sum(_look(scratch, epoch).exists() for epoch in range(1, task.epochs + 1))  # a stop
+    for _ in range(before):
+        tick()
     found = fit(
         network(),
         data,
@@ -178,14 +186,17 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
         progress=False,
         callback=look,
     )
-    # After a stop between the look and the checkpoint, an epoch was looked at twice: the last look counts.
-    seen = {row["epoch"]: row for row in map(json.loads, looks.read_text().splitlines())}
-    rows = [{"epoch": e, "layer": layer, "sigma": s} for e, row in seen.items() for layer, s in row["sigma"].items()]
-    history = {"validation": "accuracy", "loss": "unseen", "seconds": "seconds"}
-    curve = {"epoch": list(seen), "train": [row["train"] for row in seen.values()]}
-    curve |= {column: found.history[of] for column, of in history.items()}
+    looks = [json.loads(_look(scratch, epoch).read_text()) for epoch in range(1, task.epochs + 1)]
+    rows = [
+        {"epoch": epoch, "layer": layer, "sigma": value}
+        for epoch, look in enumerate(looks, start=1)
+        for layer, value in look["sigma"].items()
+    ]
+    curve = {"epoch": found.history["epoch"], "train": [look["train"] for look in looks]}
+    curve |= {"validation": found.history["accuracy"], "loss": found.history["unseen"]}
+    curve["seconds"] = found.history["seconds"]
     calibrated = copy.deepcopy(found.estimate)
-    calibrated.calibrate(Subset(data, bootstrap.unseen.tolist()), samples=task.samples)
+    calibrated.calibrate(Subset(data, bootstrap.unseen.tolist()), samples=task.samples, seed=task.seed)
     ways = {
         name: _drawn(found.estimate, task),
         f"{name}, mean": _mean(found.estimate.module),
@@ -196,8 +207,27 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
     return Trained(ways, images.trained_on, pd.DataFrame(curve), pd.DataFrame(rows))
 
 
+def _look(scratch: Path, epoch: int) -> Path:
+    return scratch / f"look-{epoch}.json"
+
+
 def _drawn(estimate: Estimate, task: Task) -> Predict:
-    return lambda x: estimate.predict(x, task.samples).probs.cpu()
+    return lambda x: estimate.predict(x, task.samples, seed=task.seed).probs.cpu()
+
+
+def _over_draws(
+    task: Task, device: torch.device, logits: Predict, drawn: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> Predict:
+    """Probabilities, averaged over what a model draws by itself or what `drawn` draws for it."""
+
+    def predict(x: Tensor) -> Tensor:
+        total = torch.zeros(())
+        for sample in range(task.samples):
+            with own_randomness(device, task.seed, "draws", sample), drawn():
+                total = total + logits(x).softmax(1)
+        return total / task.samples
+
+    return predict
 
 
 def _single(
@@ -209,13 +239,14 @@ def _single(
     make: MakeOptimizer | None = None,
     epochs: int | None = None,
     held: Tensor | None = None,
-    average_from: int | None = None,
+    average: Average | None = None,
+    average_from: int = 1,
     seed: int | None = None,
 ) -> Single:
     seed = task.seed if seed is None else seed
     model = network or task.network(seed=seed)
     adam: MakeOptimizer = lambda m: (torch.optim.Adam(m.parameters(), task.rate), None)  # noqa: E731
-    run = Single(model, Images(task.x, task.y, held), make or adam, task.batch, seed, average_from)
+    run = Single(model, Split(task.x, task.y, held), make or adam, task.batch, seed, average, average_from)
     run.train(epochs or task.epochs, scratch, tick)
     return run
 

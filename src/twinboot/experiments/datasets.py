@@ -33,6 +33,10 @@ DIGITS_TRAIN = 1347  # three quarters
 NAMES = ("digits", *LAYOUTS)
 
 
+class MissingError(ValueError):
+    """There are no files of a data set, or not all of them, in one sentence."""
+
+
 @dataclass(frozen=True, eq=False)
 class Images:
     """Images as bytes [n, channels, height, width] and their classes as int64, 0 to `classes` - 1."""
@@ -161,7 +165,7 @@ def _find(name: str, directory: Path) -> tuple[Layout, dict[str, Path] | Path]:
             return layout, archive
     layout = LAYOUTS[name][0]
     wanted = layout.archive or ", ".join(f"{file}.gz" for file in layout.files)
-    raise ValueError(
+    raise MissingError(
         f"{incomplete or f'{directory} holds no files of {name}'}: put {wanted} there, from {PAGES[name]}, or let "
         "`datasets.download` fetch it."
     )

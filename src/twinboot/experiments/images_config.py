@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from .contenders import METHODS
+from .experiment import refuse_repeated
 from .networks import Normalisation
 
 PresetName = Literal["digits", "cifar10-5k", "cifar10-small", "cifar10"]
@@ -65,14 +67,12 @@ class Config:
     """Of everything random."""
 
     def __post_init__(self) -> None:
-        from .contenders import METHODS  # which trains what this describes
-
         if self.preset not in PRESETS:
             raise ValueError(f"unknown preset {self.preset!r}: use {', '.join(PRESETS)}.")
         if unknown := [m for m in self.methods or () if m not in METHODS]:
             raise ValueError(f"unknown method {unknown[0]!r}: use {', '.join(METHODS)}.")
-        if self.methods is not None and (not self.methods or len(set(self.methods)) < len(self.methods)):
-            raise ValueError(f"methods must have at least one value and none twice, not {self.methods}.")
+        if self.methods is not None:
+            refuse_repeated(self, "methods")
         for name, least in (("epochs", 1), ("seeds", 1), ("batch", 2), ("samples", 2)):
             value = getattr(self, name)
             if value is not None and value < least:

@@ -63,10 +63,15 @@ def _reliability(axes: Axes, bins: pd.DataFrame, name: str, colour: str) -> None
     axes.legend(loc="upper left")
 
 
+def sigma_by_layer(sigma: pd.DataFrame) -> pd.DataFrame:
+    """A row for each layer and a column for each epoch, the mean over seeds, of the usual twins or the first others."""
+    method = "twins" if (sigma["method"] == "twins").any() else sigma["method"].iloc[0]
+    return sigma[sigma["method"] == method].groupby(["layer", "epoch"], sort=False)["sigma"].mean().unstack("epoch")
+
+
 def _sigma(both: Sequence[Axes], sigma: pd.DataFrame) -> None:
     over, final = both
-    method = "twins" if (sigma["method"] == "twins").any() else sigma["method"].iloc[0]
-    mean = sigma[sigma["method"] == method].groupby(["layer", "epoch"], sort=False)["sigma"].mean().unstack("epoch")
+    mean = sigma_by_layer(sigma)
     colours = mpl.colormaps["viridis"](np.linspace(0, 0.9, len(mean)))
     for (layer, values), colour in zip(mean.iterrows(), colours, strict=True):
         over.plot(values, color=colour, label=layer)

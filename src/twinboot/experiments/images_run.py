@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import pandas as pd
@@ -14,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import metrics, seeds
+from .. import seeds
 from ..prediction import entropy
 from . import datasets, networks
-from .contenders import METHODS, MORE, Task, Trained
+from .contenders import METHODS, MORE, Task, Trained, require_ivon
 from .datasets import Moments, standardised
 from .experiment import Part, Tick, UnavailableError
 from .images_config import PRESETS, Config
@@ -27,21 +29,15 @@ GAP = 2000  # training images whose accuracy is compared with that of test image
 
 
 def chosen(config: Config) -> tuple[tuple[str, ...], int, int]:
-    """Methods, epochs and seeds: those of the config, or else of its preset."""
+    """Methods, epochs and seeds: those of the config, or else of its preset, but for IVON where it is not installed."""
     preset = PRESETS[config.preset]
-    return config.methods or preset.methods, config.epochs or preset.epochs, config.seeds or preset.seeds
+    usual = tuple(m for m in preset.methods if m != "ivon" or find_spec("ivon"))
+    return config.methods or usual, config.epochs or preset.epochs, config.seeds or preset.seeds
 
 
 def parts(config: Config) -> list[Part]:
-    preset = PRESETS[config.preset]
     methods, epochs, number = chosen(config)
-    if preset.dataset != "digits":
-        try:
-            datasets.load(preset.dataset, config.data)
-        except ValueError as error:
-            raise UnavailableError(f"the preset {config.preset} needs --data: {error}") from None
-    if "ivon" in methods:
-        _require_ivon()
+    _require(config)
     length = {"single": 2 * epochs, "longer": round(MORE * epochs)}
     return [
         Part(f"seed {seed} {method}", length.get(method, epochs), partial(_run, config, method, seed), resumes=True)
@@ -50,16 +46,31 @@ def parts(config: Config) -> list[Part]:
     ]
 
 
-def _require_ivon() -> None:
+def _require(config: Config) -> None:
+    """What can be known to be missing is said before anything is trained."""
+    preset = PRESETS[config.preset]
+    if preset.dataset != "digits" and config.data is None:
+        raise UnavailableError(f"the preset {config.preset} needs files of {preset.dataset}: give --data DIRECTORY.")
     try:
-        import ivon  # noqa: F401
-    except ImportError:
-        raise UnavailableError("the method ivon needs ivon-opt: pip install 'twinboot[compare]'.") from None
+        _images(preset.dataset, config.data)
+    except ValueError as error:
+        raise UnavailableError(str(error)) from None
+    try:
+        torch.empty(0, device=config.device or "cpu")
+    except (RuntimeError, AssertionError) as error:
+        raise UnavailableError(f"the device {config.device!r} can't be used: {str(error).splitlines()[0]}") from None
+    if "ivon" in (config.methods or ()):
+        require_ivon()
+
+
+@cache
+def _images(dataset: str, directory: str | None) -> datasets.Images:
+    return datasets.load(dataset, directory)
 
 
 def _run(config: Config, method: str, number: int, tick: Tick, scratch: Path) -> dict[str, pd.DataFrame]:
     seed = config.seed * 1_000_000 + number
-    data = datasets.load(PRESETS[config.preset].dataset, config.data)
+    data = _images(PRESETS[config.preset].dataset, config.data)
     drawn = torch.randperm(len(data.train_y), generator=torch.Generator().manual_seed(seeds.derive(seed, "images")))
     index = drawn[: PRESETS[config.preset].images]
     moments = datasets.moments_of(data.train_x[index])
@@ -74,10 +85,9 @@ def _run(config: Config, method: str, number: int, tick: Tick, scratch: Path) ->
         config.samples,
         seed,
     )
-    with _peak_memory() as peak:
+    with _peak_memory(config.device) as peak:
         trained = METHODS[method](task, scratch, tick)
-    seconds = trained.curve["seconds"]
-    cost = {"seconds": seconds.sum(), "epoch_seconds": seconds.median(), "memory": peak[0]}
+    cost = {"epoch_seconds": trained.curve["seconds"].median(), "memory": peak[0]}
     test = standardised(data.test_x, moments), data.test_y
     rows, bins = _judged(trained, task, test, _strange(config, moments))
     tables = {"rows": rows, "bins": bins, "curves": trained.curve, "costs": pd.DataFrame([cost])}
@@ -90,6 +100,8 @@ def _judged(
     trained: Trained, task: Task, test: tuple[Tensor, Tensor], strange: Tensor | None
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The scores of each row, and its reliability diagram."""
+    from .. import metrics  # torchmetrics takes a while to import
+
     rows, bins = [], []
     shown = trained.trained_on[:GAP]
     for row, predict in trained.rows.items():
@@ -100,7 +112,7 @@ def _judged(
         if strange is not None:
             doubt = torch.cat([entropy(probs), entropy(predict(strange))])
             found["ood_auroc"] = metrics.auroc(doubt, torch.arange(len(doubt)) >= len(probs))
-        rows.append({"row": row, **found})
+        rows.append({"row": row, **found, "seconds": trained.seconds(row)})
         diagram = metrics.reliability(probs, test[1])
         bins.append(pd.DataFrame(diagram._asdict()).assign(row=row, bin=range(metrics.BINS)))
     return pd.DataFrame(rows), pd.concat(bins, ignore_index=True)
@@ -110,8 +122,9 @@ def _network(config: Config, data: datasets.Images, dropout: float = 0.0, *, see
     preset = PRESETS[config.preset]
     make = networks.small if preset.network == "small" else networks.vgg16
     model = make(data.classes, data.train_x.shape[1], preset.width, preset.normalisation, dropout, seed)
-    if config.augment:
-        model = nn.Sequential(datasets.Augment(), model)
+    if config.augment:  # as a first layer of the same chain: the others keep their names
+        layer = datasets.Augment(padding=data.train_x.shape[-1] // 8, flip=preset.dataset != "digits")
+        model = nn.Sequential(OrderedDict(augment=layer, **dict(model.named_children())))
     # Convolutions on a CPU take two thirds of the time with the channels last.
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model.to(config.device or "cpu")
@@ -122,16 +135,22 @@ def _strange(config: Config, moments: Moments) -> Tensor | None:
     if PRESETS[config.preset].dataset != "cifar10":
         return None
     try:
-        images = datasets.load("fashion-mnist", config.data).test_x[:STRANGE]
-    except ValueError:
+        images = _images("fashion-mnist", config.data).test_x[:STRANGE]
+    except datasets.MissingError:
         return None
     return standardised(F.pad(images, (2, 2, 2, 2)).expand(-1, 3, -1, -1), moments)
 
 
 @contextmanager
-def _peak_memory() -> Iterator[list[float]]:
-    """The most memory, in GiB, that this process held in the block, in a list; NaN where the system does not say."""
+def _peak_memory(device: str | None) -> Iterator[list[float]]:
+    """The most memory, in GiB, that the block took, in a list: that of this process, or of a GPU; NaN where neither the
+    system nor the device says."""
     found = [math.nan]
+    if device and torch.device(device).type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        yield found
+        found[0] = torch.cuda.max_memory_allocated(device) / 2**30
+        return
     try:
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     except OSError:

@@ -10,8 +10,9 @@ import json
 import shutil
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -43,15 +44,17 @@ def _compute_at_once(parts: list[Part], directory: Path, begin: Callable[[Part],
     threads = max(1, torch.get_num_threads() // jobs)
     # Processes that begin anew: a fork of one in which torch has threads may hang.
     with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
-        running = {pool.submit(_compute_one, part, directory): part for part in parts}
+        rest = iter(parts)  # a part is handed in only when a process is free: what is handed in cannot be taken back
+        running = {pool.submit(_compute_one, part, directory): part for part in islice(rest, jobs)}
         try:
-            for done in as_completed(running):
-                done.result()
-                _tick_through(running[done], begin(running[done]))
+            while running:
+                for done in wait(running, return_when=FIRST_COMPLETED).done:
+                    part = running.pop(done)
+                    done.result()
+                    _tick_through(part, begin(part))
+                    running |= {pool.submit(_compute_one, part, directory): part for part in islice(rest, 1)}
         except BrokenProcessPool:
             raise RunError("a process of this run was ended from outside; the same command goes on.") from None
-        finally:
-            pool.shutdown(cancel_futures=True)  # after an error, those that have begun are still finished and kept
 
 
 def _compute_one(part: Part, directory: Path, tick: Tick = lambda: None) -> None:

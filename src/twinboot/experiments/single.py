@@ -1,4 +1,4 @@
-"""A single model in training, and the states of it that contenders need: the last, the best on a hold-out, a mean.
+"""A single model in training, and the states of it that contenders need: the last, the best on a hold-out, means.
 
 It goes through its images as the twins go through theirs: the same batches, optimizer and rate, and what it draws by
 itself depends on the step alone. After each epoch all of it is kept, so that a run that was stopped goes on.
@@ -18,21 +18,22 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, update_bn
+from torch.optim.swa_utils import update_bn
 
 from .. import seeds
+from ..averaging import Average
 from ..checkpoints import Checkpoints
-from ..training import own_randomness
+from ..randomness import own_randomness
+from ..training import ENOUGH
 from .experiment import Tick
 
 MakeOptimizer = Callable[[nn.Module], tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]]
-
 STATEFUL = ("model", "average", "optimizer", "scheduler")
 LOOK = 1000  # training images by which the accuracy in training is told
 
 
 @dataclass(frozen=True, eq=False)
-class Images:
+class Split:
     """Images and labels for a model, and which of them it may not train on."""
 
     x: Tensor
@@ -48,47 +49,69 @@ class Images:
 
 
 class Single:
-    """Trains `model`; `states` holds what is to be kept of it."""
+    """Trains `model`; `states` holds what is to be kept of it: "last", and with a hold-out "loss" and "accuracy".
+
+    `average`, from the epoch `average_from` on, gives a mean over the epochs too: its end as "average", and with a
+    hold-out where its loss is lowest as "average, loss".
+    """
 
     def __init__(
         self,
         model: nn.Module,
-        images: Images,
+        images: Split,
         make: MakeOptimizer,
         batch: int,
         seed: int,
-        average_from: int | None = None,
+        average: Average | None = None,
+        average_from: int = 1,
     ) -> None:
-        self.model, self.images, self.batch, self.seed, self.average_from = model, images, batch, seed, average_from
+        self.model, self.images, self.batch, self.seed = model, images, batch, seed
+        self.average, self.average_from = average, average_from
         self.optimizer, self.scheduler = make(model)
         self.device = next(model.parameters()).device
-        self.average = AveragedModel(model)
         self.states: dict[str, dict[str, Tensor]] = {}
+        self.lowest = {"loss": math.inf, "average, loss": math.inf}
         self.curve: dict[str, list[float]] = {"epoch": [], "train": [], "validation": [], "loss": [], "seconds": []}
 
     def train(self, epochs: int, scratch: Path | None = None, tick: Tick = lambda: None) -> None:
         saved = Checkpoints(scratch, keep=1) if scratch else None
         if saved and (state := saved.latest(self.device)):
             self._restore(state)
+            for _ in self.curve["epoch"]:
+                tick()
         for epoch in range(len(self.curve["epoch"]) + 1, epochs + 1):
-            began = time.perf_counter()
-            self._epoch(epoch)
-            if self.average_from is not None and epoch >= self.average_from:
-                self.average.update_parameters(self.model)
-            self._look(epoch, time.perf_counter() - began)
+            self._train_and_judge(epoch)
+            if self.average is not None and epoch >= self.average_from:
+                self._average(epoch == epochs)
             if saved:
                 saved.save(epoch, self._state())
             tick()
         self.states["last"] = _copied(self.model)
-        if self.average_from is not None:
-            update_bn(self._shuffled(0), self.average, self.device)
-            self.states["average"] = _copied(self.average.module)
 
     def of(self, state: str) -> nn.Module:
         """A model in one of the states that were kept."""
         model = copy.deepcopy(self.model)
         model.load_state_dict(self.states[state])
         return model.eval()
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.curve["seconds"])
+
+    def _train_and_judge(self, epoch: int) -> None:
+        began = time.perf_counter()
+        self._epoch(epoch)
+        held, right, loss = self.images.held_out, math.nan, math.nan
+        if held is not None:
+            right, loss = accuracy(self.model, self.images, held)
+            if right > max(self.curve["validation"], default=-math.inf):
+                self.states["accuracy"] = _copied(self.model)
+            self._keep_lowest("loss", loss, self.model)
+        seconds = time.perf_counter() - began
+        shown, _ = accuracy(self.model, self.images, self.images.trained_on[:LOOK])  # for a figure alone
+        row = {"epoch": epoch, "train": shown, "validation": right, "loss": loss, "seconds": seconds}
+        for name, value in row.items():
+            self.curve[name].append(value)
 
     def _epoch(self, epoch: int) -> None:
         self.model.train()
@@ -110,32 +133,43 @@ class Single:
         batches = rows[torch.randperm(len(rows), generator=order)].split(self.batch)
         return (batch for batch in batches if len(batch) > 1)  # BatchNorm has no statistics of one sample
 
-    def _shuffled(self, epoch: int) -> list[Tensor]:
-        return [self.images.x[index] for index in self._order(epoch)]
-
-    def _look(self, epoch: int, seconds: float) -> None:
+    def _average(self, at_the_end: bool) -> None:
+        assert self.average is not None
+        mean = copy.deepcopy(self.model)
+        self.average.take(list(mean.parameters()))
         held = self.images.held_out
-        shown = accuracy(self.model, self.images, self.images.trained_on[:LOOK])[0]
-        right, loss = accuracy(self.model, self.images, held) if held is not None else (math.nan, math.nan)
         if held is not None:
-            if loss < min(self.curve["loss"], default=math.inf):
-                self.states["loss"] = _copied(self.model)
-            if right > max(self.curve["validation"], default=-math.inf):
-                self.states["accuracy"] = _copied(self.model)
-        row = {"epoch": epoch, "train": shown, "validation": right, "loss": loss, "seconds": seconds}
-        for name, value in row.items():
-            self.curve[name].append(value)
+            self._give_statistics(mean, ENOUGH)
+            if self._keep_lowest("average, loss", accuracy(mean, self.images, held)[1], mean):
+                self._give_statistics(mean)
+                self.states["average, loss"] = _copied(mean)
+        if at_the_end:
+            self._give_statistics(mean)
+            self.states["average"] = _copied(mean)
+
+    def _give_statistics(self, model: nn.Module, at_most: int | None = None) -> None:
+        """BatchNorm statistics of its own, from all training images or from some."""
+        some = None if at_most is None else -(-at_most // self.batch)
+        with own_randomness(self.device, self.seed, "statistics"):
+            update_bn((self.images.x[index] for index in list(self._order(0))[:some]), model, self.device)
+
+    def _keep_lowest(self, state: str, loss: float, model: nn.Module) -> bool:
+        if not loss < self.lowest[state]:
+            return False
+        self.lowest[state], self.states[state] = loss, _copied(model)
+        return True
 
     def _state(self) -> dict[str, Any]:
         parts = [name for name in STATEFUL if getattr(self, name) is not None]
         kept = {name: getattr(self, name).state_dict() for name in parts}
-        return kept | {"states": self.states, "curve": self.curve, "step": getattr(self.optimizer, "current_step", 0)}
+        rest = {"states": self.states, "curve": self.curve, "lowest": self.lowest}
+        return kept | rest | {"step": getattr(self.optimizer, "current_step", 0)}
 
     def _restore(self, state: dict[str, Any]) -> None:
         for name in STATEFUL:
             if name in state:
                 getattr(self, name).load_state_dict(state[name])
-        self.states, self.curve = state["states"], state["curve"]
+        self.states, self.curve, self.lowest = state["states"], state["curve"], state["lowest"]
         if hasattr(self.optimizer, "current_step"):  # IVON's own count, which is not in its state
             self.optimizer.current_step = state["step"]
 
@@ -148,7 +182,7 @@ def noisy(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, images: Images, rows: Tensor) -> tuple[float, float]:
+def accuracy(model: nn.Module, images: Split, rows: Tensor) -> tuple[float, float]:
     """Accuracy and mean cross entropy of a model on some of the images."""
     logits, labels = logits_of(model, images.x[rows]), images.y[rows]
     return (logits.argmax(1) == labels).double().mean().item(), F.cross_entropy(logits, labels).item()

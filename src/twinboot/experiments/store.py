@@ -112,13 +112,15 @@ def _alone(directory: Path) -> Iterator[None]:
     """Hold the directory against a second process that would run the same at the same time."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        lock = os.open(directory, os.O_RDONLY)
+        lock = os.open(directory, os.O_RDONLY) if sys.platform != "win32" else -1  # which cannot open a directory
     except OSError as error:
         raise RunError(f"can't write to {directory}: {error.strerror}; choose another directory with --out.") from None
+    if sys.platform == "win32":
+        yield
+        return
     try:
         try:
-            if sys.platform != "win32":
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunError(f"another process is at work on the run in {directory}.") from None
         yield
