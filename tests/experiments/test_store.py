@@ -1,8 +1,5 @@
 import json
 import os
-import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +11,7 @@ import torch
 import toy
 
 import twinboot
-from twinboot.experiments import parts, store
+from twinboot.experiments import parts
 from twinboot.experiments.experiment import Part
 from twinboot.experiments.store import RunError, UnfinishedError, carry_out, load
 
@@ -208,27 +205,11 @@ def test_the_time_of_a_run_is_that_of_its_parts_also_from_before_a_stop(
     assert carry_out("toy", toy, toy.Config(), tmp_path).about["seconds"] == 1 + 2 + 4
 
 
-# A source archive may be tested where there is no git; what a run records there is the next test. CI has it, or fails.
-@pytest.mark.skipif(not (shutil.which("git") or os.environ.get("CI")), reason="it makes a checkout with git")
-def test_the_revision_is_that_of_the_checkout_the_source_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("GIT_")]:
-        monkeypatch.delenv(name)  # a hook of git, for one, would send it to another checkout
-    source, other = tmp_path / "store.py", tmp_path / "other.py"
-    source.write_text("")
-    other.write_text("")
-    monkeypatch.setattr(store, "__file__", str(source))
-    assert store._revision() is None  # no checkout
-    person = ["-c", "user.name=a", "-c", "user.email=a@b.invalid", "-c", "commit.gpgsign=false"]
-    for words in (["init", "-q"], ["add", "store.py"], [*person, "commit", "-q", "-m", "a"]):
-        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
-    clean = store._revision()
-    assert re.fullmatch("[0-9a-f]{12,}", str(clean))
-    source.write_text("changed = True")
-    assert store._revision() == f"{clean}-dirty"
-    monkeypatch.setattr(store, "__file__", str(other))
-    assert store._revision() is None  # a file that this checkout does not track
-
-
-def test_the_revision_is_unknown_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    assert store._revision() is None
+def test_a_run_that_another_revision_went_on_with_names_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "loaded", lambda: "first")
+    stop_at("part-1", monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        carry_out("toy", toy, toy.Config(), tmp_path)
+    monkeypatch.setattr(toy, "before", lambda part: None)
+    monkeypatch.setattr(parts, "loaded", lambda: "second")
+    assert carry_out("toy", toy, toy.Config(), tmp_path).about["revision"] == "first, second"

@@ -41,8 +41,8 @@ def parts(config: Config) -> list[Part]:
     length = {"single": 2 * epochs, "longer": round(MORE * epochs)}
     return [
         Part(f"seed {seed} {method}", length.get(method, epochs), partial(_run, config, method, seed), resumes=True)
-        for seed in range(number)
         for method in methods
+        for seed in range(number)
     ]
 
 

@@ -20,6 +20,7 @@ import pandas as pd
 import torch
 
 from .experiment import Part, Tick
+from .revision import loaded
 
 
 class RunError(Exception):
@@ -80,7 +81,8 @@ def _keep(place: Path, tables: dict[str, pd.DataFrame], seconds: float) -> None:
         content = table.to_csv(index=False).encode()
         (unfinished / f"{name}.csv").write_bytes(content)
         checksums[name] = checksum(content)
-    (unfinished / "part.json").write_text(json.dumps({"seconds": round(seconds, 3), "tables": checksums}))
+    about = {"seconds": round(seconds, 3), "revision": loaded(), "tables": checksums}
+    (unfinished / "part.json").write_text(json.dumps(about))
     unfinished.rename(place)
 
 

@@ -15,7 +15,6 @@ import json
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +32,7 @@ from ..atomic import replacing
 from .experiment import Experiment, Part, Tick, command
 from .parts import RunError as RunError
 from .parts import checksum, compute
+from .revision import loaded
 
 if sys.platform != "win32":
     import fcntl
@@ -74,6 +74,7 @@ def carry_out(
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, not {jobs}.")
     parts = experiment.parts(config)  # which may refuse the config, before anything is written
+    loaded()
     with _alone(directory):
         if not _open(name, config, directory):
             compute(parts, directory / "parts", begin, jobs)
@@ -156,7 +157,7 @@ def _about(name: str, config: Any) -> dict[str, Any]:
         "experiment": name,
         "config": _plain(config),
         "twinboot": __version__,
-        "revision": _revision(),
+        "revision": loaded(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": platform.python_version(),
@@ -170,12 +171,13 @@ def _about(name: str, config: Any) -> dict[str, Any]:
 def _finish(parts: list[Part], directory: Path) -> None:
     """One file for each table, from the parts in their order; then their checksums, which make the run complete."""
     frames: dict[str, list[pd.DataFrame]] = {}
-    seconds = 0.0
+    seconds, revisions = 0.0, list[str | None]()
     for part in parts:
         place = directory / "parts" / part.name
         try:
             about = json.loads((place / "part.json").read_text())
             seconds += float(about["seconds"])
+            revisions.append(about.get("revision"))
             checksums = dict(about["tables"])
         except (ValueError, KeyError, TypeError, FileNotFoundError):
             raise RunError(f"{place} is damaged: delete it, and the same command does that part again.") from None
@@ -186,7 +188,10 @@ def _finish(parts: list[Part], directory: Path) -> None:
         content = pd.concat(found, ignore_index=True).to_csv(index=False).encode()
         (directory / f"{table}.csv").write_bytes(content)
         checksums[table] = checksum(content)
-    _write(directory / "run.json", _read(directory) | {"seconds": round(seconds, 2), "tables": checksums})
+    about = _read(directory) | {"seconds": round(seconds, 2), "tables": checksums}
+    if any(revisions):  # of a run that was stopped, those of all who went on with it
+        about["revision"] = ", ".join(dict.fromkeys(filter(None, revisions)))
+    _write(directory / "run.json", about)
     shutil.rmtree(directory / "parts")
 
 
@@ -228,16 +233,3 @@ def _config(experiment: Experiment, plain: dict[str, Any], directory: Path) -> A
         return experiment.Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()})
     except (TypeError, ValueError):
         raise RunError(f"the config in {directory / 'run.json'} is damaged or of another version: run again.") from None
-
-
-def _revision() -> str | None:
-    """The git revision of the source, with a mark if it was changed since; None where there is no checkout."""
-    git = ["git", "-C", str(Path(__file__).parent)]
-    try:
-        # Only if this file is tracked there: an installed package may lie inside some other project's checkout.
-        if subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True).returncode:
-            return None
-        found = subprocess.run([*git, "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True)
-        return found.stdout.strip() or None
-    except OSError:
-        return None
