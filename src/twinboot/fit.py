@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from . import losses, optimizers, resets
-from .averaging import Average
+from .averaging import POWER, Average
 from .bootstrap import Bootstrap
 from .checkpoints import Checkpoints
 from .estimate import Estimate
@@ -68,7 +68,7 @@ def fit(
     reset: Callable[[int], bool] | None = None,
     mode: Literal["sample", "mean", "centered"] = "sample",
     resample: Literal["draws", "counts"] = "counts",
-    average: float = 3.0,
+    average: float = POWER,
     bootstrap: Bootstrap | None = None,
     seed: int = 0,
     device: str | torch.device | None = None,

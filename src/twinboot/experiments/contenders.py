@@ -22,7 +22,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from .. import calibration, seeds
 from ..atomic import replacing
-from ..averaging import Average
+from ..averaging import POWER, Average
 from ..bootstrap import Bootstrap
 from ..estimate import Estimate
 from ..fit import fit
@@ -73,7 +73,7 @@ def hold_out(task: Task, scratch: Path, tick: Tick) -> Trained:
     to tell what the average of the twins' mean brings by itself."""
     order = torch.Generator().manual_seed(seeds.derive(task.seed, "hold-out"))
     held = torch.randperm(len(task.y), generator=order)[: round(HELD_OUT * len(task.y))]
-    run = _single(task, scratch, tick, held=held, average=Average(power=3.0))
+    run = _single(task, scratch, tick, held=held, average=Average(POWER))
     at_best, logits = run.of("loss"), logits_of(run.of("loss"), task.x[held])[None]
     temperature = calibration.best(lambda scale: logits, task.y[held])[0]
     return _told(
