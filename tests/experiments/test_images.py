@@ -81,6 +81,7 @@ def test_presets_and_overrides() -> None:
     assert PRESETS["cifar10"].normalisation == "weight"  # Appendix A.4
     assert PRESETS["cifar10"].width == 1
     assert [part.name for part in parts(SMALL)][:2] == ["seed 0 hold-out", "seed 1 hold-out"]
+    assert parts(SMALL)[-1].name == "cost"
 
 
 def test_a_preset_of_files_says_where_they_should_be(tmp_path: Path) -> None:

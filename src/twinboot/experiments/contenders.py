@@ -35,7 +35,7 @@ HELD_OUT = 0.135  # of the images: as many as no twin sees, (1 - 1/n)^(2n) or e^
 MORE = 1.4  # times the epochs: what twins may cost at most
 DROPOUT = 0.2  # after each pooling
 AVERAGED = 0.75  # of the epochs are over when SWA begins to average
-ALONE = "single, all images"  # whose time is the unit
+ENSEMBLE = "ensemble of 2"
 
 Predict = Callable[[Tensor], Tensor]  # images -> probabilities [images, classes]
 
@@ -92,8 +92,8 @@ def single(task: Task, scratch: Path, tick: Tick) -> Trained:
     run = _single(task, scratch / "first", tick)
     other = _single(task, scratch / "second", tick, seed=seeds.derive(task.seed, "second"))
     first, second = _mean(run.of("last")), _mean(other.of("last"))
-    rows: dict[str, Predict] = {ALONE: first, "ensemble of 2": lambda x: (first(x) + second(x)) / 2}
-    return replace(_told(run, rows), more={"ensemble of 2": other.seconds})
+    rows: dict[str, Predict] = {"single, all images": first, ENSEMBLE: lambda x: (first(x) + second(x)) / 2}
+    return replace(_told(run, rows), more={ENSEMBLE: other.seconds})
 
 
 def longer(task: Task, scratch: Path, tick: Tick) -> Trained:
@@ -115,17 +115,25 @@ def dropout(task: Task, scratch: Path, tick: Tick) -> Trained:
 
 
 def ivon(task: Task, scratch: Path, tick: Tick) -> Trained:
-    """Variational learning, with the settings its authors chose for CIFAR-10 and 200 epochs; not tuned for fewer."""
-    optimizer_of = require_ivon()
-
-    def make(model: nn.Module) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-        optimizer = optimizer_of(model.parameters(), lr=0.2, ess=len(task.y), hess_init=0.5, weight_decay=2e-4)
-        return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, task.epochs)
-
-    run = _single(task, scratch, tick, make=make)
+    run = _single(task, scratch, tick, make=variational(task))
     sampled = cast(Any, run.optimizer).sampled_params
     draws = _over_draws(task, run.device, lambda x: logits_of(run.model, x), sampled)
     return _told(run, {"IVON": draws, "IVON, mean": _mean(run.of("last"))})
+
+
+def variational(task: Task) -> MakeOptimizer:
+    """IVON with the settings that its authors chose for CIFAR-10 and 200 epochs; not tuned for fewer."""
+    kind = require_ivon()
+
+    def make(model: nn.Module) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+        optimizer = kind(model.parameters(), lr=0.2, ess=len(task.y), hess_init=0.5, weight_decay=2e-4)
+        return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, task.epochs)
+
+    return make
+
+
+def adam(task: Task) -> MakeOptimizer:
+    return lambda model: (torch.optim.Adam(model.parameters(), task.rate), None)
 
 
 def require_ivon() -> Any:
@@ -245,8 +253,7 @@ def _single(
 ) -> Single:
     seed = task.seed if seed is None else seed
     model = network or task.network(seed=seed)
-    adam: MakeOptimizer = lambda m: (torch.optim.Adam(m.parameters(), task.rate), None)  # noqa: E731
-    run = Single(model, Split(task.x, task.y, held), make or adam, task.batch, seed, average, average_from)
+    run = Single(model, Split(task.x, task.y, held), make or adam(task), task.batch, seed, average, average_from)
     run.train(epochs or task.epochs, scratch, tick)
     return run
 

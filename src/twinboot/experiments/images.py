@@ -10,9 +10,10 @@ import math
 import pandas as pd
 from matplotlib.figure import Figure
 
-from .contenders import ALONE, TWINS
+from .contenders import ENSEMBLE, TWINS
 from .experiment import Status, Tables, Verdict
 from .images_config import Config
+from .images_cost import ratios, total
 from .images_figure import draw, sigma_by_layer
 from .images_run import chosen, parts
 from .scores import interval
@@ -28,7 +29,7 @@ CAPTION = (
     "over the epochs and at the end; negative log-likelihood and calibration error of each row of the table, a dot for "
     "each seed and a bar for their mean."
 )
-QUICK = Config(seeds=1)
+QUICK = Config(methods=("hold-out", "single", "dropout", "twins"), epochs=8, seeds=1)
 
 BASE, AVERAGED = "single, best loss on a hold-out", "single, averaged, best loss on a hold-out"
 OURS, DRAWS = (TWINS[method][0] for method in ("twins", "twins-draws"))
@@ -54,8 +55,7 @@ def figure(config: Config, tables: Tables) -> Figure:
 def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
     rows, (_, epochs, number) = tables["rows"], chosen(config)
     spread = f"mean and standard error of {number} seeds" if number > 1 else "one seed"
-    unit = ALONE if (rows["row"] == ALONE).any() else rows["row"].iloc[0]
-    seconds = rows[rows["row"] == unit].set_index("seed")["seconds"]
+    ratio = ratios(tables["turns"])
     means = rows.groupby("row", sort=False)[[c for c in COLUMNS if c in rows]].mean()
     told = []
     for row, own in rows.groupby("row", sort=False):
@@ -63,14 +63,20 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
         for column, title in COLUMNS.items():
             if column in own and own[column].notna().any():
                 line[title] = _told(own[column], 3)
-        line[f"time ({unit} = 1)"] = f"{(own.set_index('seed')['seconds'] / seconds).mean():.2f}"
+        line["time (single = 1)"] = f"{total(ratio, own['method'].iloc[0], models=1 + (row == ENSEMBLE)):.2f}"
         if OURS in means.index:
             line["beats Twin-Boot in"] = ", ".join(_ahead(means, row))
         told.append(line)
     costs = tables["costs"].groupby("method", sort=False)[["epoch_seconds", "memory"]].mean()
     return {
         f"{config.preset}, {epochs} epochs, {config.samples} draws: {spread}": pd.DataFrame(told).fillna(""),
-        "Time and memory of training": pd.DataFrame(
+        "Time of an epoch, in turns with a single model: median (least to most)": pd.DataFrame(
+            {
+                "kind": ratio.index,
+                "relative": ["{:.2f} ({:.2f} to {:.2f})".format(*own) for own in ratio.to_numpy()],
+            }
+        ),
+        "Time and memory of training, beside what else ran": pd.DataFrame(
             {
                 "method": costs.index,
                 "s per epoch": costs["epoch_seconds"].map("{:.1f}".format).to_numpy(),
@@ -101,7 +107,7 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
     if "sigma" in tables and chosen(config)[1] > 2:
         found += _structure(tables["sigma"])
     if {OURS, DRAWS} <= set(rows["row"]):
-        found.append(_counts(wide, number))
+        found.append(_counts(wide, ratios(tables["turns"]), number))
     return found
 
 
@@ -166,8 +172,8 @@ def _structure(sigma: pd.DataFrame) -> list[Verdict]:
     ]
 
 
-def _counts(wide: pd.DataFrame, number: int) -> Verdict:
-    time = (wide["seconds"][OURS] / wide["seconds"][DRAWS]).mean()
+def _counts(wide: pd.DataFrame, ratio: pd.DataFrame, number: int) -> Verdict:
+    time = ratio.loc["twins", "median"] / ratio.loc["twins-draws", "median"]
     worse = []
     for column, sign in (("accuracy", -1), ("nll", 1), ("ece", 1)):
         apart = sign * (wide[column][OURS] - wide[column][DRAWS])

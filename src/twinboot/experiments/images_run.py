@@ -23,6 +23,7 @@ from .contenders import METHODS, MORE, Task, Trained, require_ivon
 from .datasets import Moments, standardised
 from .experiment import Part, Tick, UnavailableError
 from .images_config import PRESETS, Config
+from .images_cost import TURNS, kinds, turns
 
 STRANGE = 2000  # images of another kind
 GAP = 2000  # training images whose accuracy is compared with that of test images
@@ -39,11 +40,12 @@ def parts(config: Config) -> list[Part]:
     methods, epochs, number = chosen(config)
     _require(config)
     length = {"single": 2 * epochs, "longer": round(MORE * epochs)}
-    return [
+    found = [
         Part(f"seed {seed} {method}", length.get(method, epochs), partial(_run, config, method, seed), resumes=True)
         for method in methods
         for seed in range(number)
     ]
+    return [*found, Part("cost", (TURNS + 1) * len(kinds(methods)), partial(_cost, config))]
 
 
 def _require(config: Config) -> None:
@@ -69,31 +71,34 @@ def _images(dataset: str, directory: str | None) -> datasets.Images:
 
 
 def _run(config: Config, method: str, number: int, tick: Tick, scratch: Path) -> dict[str, pd.DataFrame]:
-    seed = config.seed * 1_000_000 + number
-    data = _images(PRESETS[config.preset].dataset, config.data)
-    drawn = torch.randperm(len(data.train_y), generator=torch.Generator().manual_seed(seeds.derive(seed, "images")))
-    index = drawn[: PRESETS[config.preset].images]
-    moments = datasets.moments_of(data.train_x[index])
-    network = partial(_network, config, data, seed=seed)
-    task = Task(
-        standardised(data.train_x[index], moments),
-        data.train_y[index],
-        network,
-        chosen(config)[1],
-        config.batch,
-        config.rate,
-        config.samples,
-        seed,
-    )
+    task, moments = _task(config, number)
     with _peak_memory(config.device) as peak:
         trained = METHODS[method](task, scratch, tick)
     cost = {"epoch_seconds": trained.curve["seconds"].median(), "memory": peak[0]}
+    data = _images(PRESETS[config.preset].dataset, config.data)
     test = standardised(data.test_x, moments), data.test_y
     rows, bins = _judged(trained, task, test, _strange(config, moments))
     tables = {"rows": rows, "bins": bins, "curves": trained.curve, "costs": pd.DataFrame([cost])}
     if len(trained.sigma):
         tables["sigma"] = trained.sigma
     return {name: table.assign(method=method, seed=number) for name, table in tables.items()}
+
+
+def _cost(config: Config, tick: Tick) -> dict[str, pd.DataFrame]:
+    return {"turns": turns(_task(config, 0)[0], chosen(config)[0], tick)}
+
+
+def _task(config: Config, number: int) -> tuple[Task, Moments]:
+    """What is to be learned with the seed of a number, and the moments of its images."""
+    seed = config.seed * 1_000_000 + number
+    data = _images(PRESETS[config.preset].dataset, config.data)
+    drawn = torch.randperm(len(data.train_y), generator=torch.Generator().manual_seed(seeds.derive(seed, "images")))
+    index = drawn[: PRESETS[config.preset].images]
+    moments = datasets.moments_of(data.train_x[index])
+    x, y = standardised(data.train_x[index], moments), data.train_y[index]
+    network = partial(_network, config, data, seed=seed)
+    epochs = chosen(config)[1]
+    return Task(x, y, network, epochs, config.batch, config.rate, config.samples, seed), moments
 
 
 def _judged(

@@ -1,0 +1,104 @@
+"""What an epoch of each kind of training costs: one of each in turn, so that all meet the same load of the machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import pandas as pd
+import torch
+from torch.utils.data import TensorDataset
+
+from ..bootstrap import Bootstrap
+from ..training import Training
+from .contenders import DROPOUT, HELD_OUT, MORE, TWINS, Task, adam, variational
+from .experiment import Tick
+from .single import Single, Split
+
+TURNS = 3
+MOST = 5000  # images
+# Method -> the kind of its epochs, and how many of them it takes for one of a single model on all images.
+EPOCHS = {
+    "hold-out": ("single", 1 - HELD_OUT),
+    "single": ("single", 1.0),
+    "longer": ("single", MORE),
+    "swa": ("single", 1.0),
+    "dropout": ("dropout", 1.0),
+    "ivon": ("ivon", 1.0),
+    **{method: (method, 1.0) for method in TWINS},
+}
+
+
+def kinds(methods: tuple[str, ...]) -> list[str]:
+    """Of the epochs of some methods; those of a single model are the unit."""
+    return list(dict.fromkeys(["single", *(EPOCHS[method][0] for method in methods)]))
+
+
+def turns(task: Task, methods: tuple[str, ...], tick: Tick) -> pd.DataFrame:
+    """Seconds of an epoch of each kind, in turns; the first turn, in which memory is found, does not count."""
+    task = replace(task, x=task.x[:MOST], y=task.y[:MOST])
+    runs = {kind: _epoch(kind, task) for kind in kinds(methods)}
+    found = []
+    for turn in range(TURNS + 1):
+        for kind, run in runs.items():
+            seconds = run(turn + 1)
+            if turn:
+                found.append({"kind": kind, "turn": turn, "seconds": seconds})
+            tick()
+    return pd.DataFrame(found)
+
+
+def ratios(table: pd.DataFrame) -> pd.DataFrame:
+    """Kind -> the time of its epochs relative to those of a single model in the same turn: median, least, most."""
+    wide = table.pivot(index="turn", columns="kind", values="seconds")
+    relative = wide.div(wide["single"], axis=0)
+    return pd.DataFrame({"median": relative.median(), "least": relative.min(), "most": relative.max()})
+
+
+def total(ratio: pd.DataFrame, method: str, models: int = 1) -> float:
+    """The time of a whole training relative to that of a single model on all images."""
+    kind, epochs = EPOCHS[method]
+    return models * epochs * float(ratio.loc[kind, "median"])
+
+
+def _epoch(kind: str, task: Task) -> Callable[[int], float]:
+    """A function that trains the epoch of a number, judges it where that kind of training does, and tells its time."""
+    if kind not in TWINS:
+        network = task.network(dropout=DROPOUT if kind == "dropout" else 0.0, seed=task.seed)
+        make = variational(task) if kind == "ivon" else adam(task)
+        run = Single(network, Split(task.x, task.y), make, task.batch, task.seed)
+
+        def alone(epoch: int) -> float:
+            run.train(epoch)
+            return run.curve["seconds"][-1]
+
+        return alone
+
+    recipe = TWINS[kind][1]
+    data, bootstrap = TensorDataset(task.x, task.y), Bootstrap(len(task.y), seed=task.seed)
+    network = task.network(dropout=recipe.dropout, seed=task.seed)
+    training = Training(
+        network,
+        data,
+        "classification",
+        task.batch,
+        recipe.groups,
+        recipe.resample,
+        bootstrap,
+        task.seed,
+        None,
+        None,
+        {},
+    )
+    stepper = torch.optim.Adam(training.twins.parameters(), task.rate)
+    scaler = torch.amp.GradScaler(training.device.type, enabled=False)
+
+    def together(epoch: int) -> float:
+        began = time.perf_counter()
+        training.epoch(epoch, stepper, scaler)
+        training.judge(training.twins.estimate())
+        training.twins.reset(recipe.mode)
+        return time.perf_counter() - began
+
+    return together

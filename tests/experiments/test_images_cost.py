@@ -1,0 +1,44 @@
+import pandas as pd
+import pytest
+import torch
+
+from twinboot.experiments import networks
+from twinboot.experiments.contenders import HELD_OUT, METHODS, Task
+from twinboot.experiments.images_cost import EPOCHS, TURNS, kinds, ratios, total, turns
+
+TABLE = pd.DataFrame(
+    {"kind": ["single", "twins"] * 3, "turn": [1, 1, 2, 2, 3, 3], "seconds": [1.0, 1.3, 2.0, 2.4, 1.0, 1.5]}
+)
+
+
+def test_each_turn_is_compared_with_itself() -> None:
+    found = ratios(TABLE)
+    assert tuple(found.loc["twins"]) == pytest.approx((1.3, 1.2, 1.5))
+    assert tuple(found.loc["single"]) == (1, 1, 1)
+
+
+def test_the_whole_is_so_many_epochs_of_a_kind() -> None:
+    found = ratios(TABLE)
+    assert total(found, "twins") == pytest.approx(1.3)
+    assert total(found, "hold-out") == pytest.approx(1 - HELD_OUT)
+    assert total(found, "single", models=2) == 2
+    assert set(EPOCHS) == set(METHODS)
+    assert kinds(("hold-out", "swa", "twins")) == ["single", "twins"]
+
+
+def test_an_epoch_of_each_kind_is_timed_in_each_turn() -> None:
+    task = Task(
+        torch.randn(40, 1, 8, 8),
+        torch.arange(40) % 3,
+        lambda dropout=0.0, seed=0: networks.small(3, 1, 0.125, "batch", dropout, seed),
+        epochs=2,
+        batch=8,
+        rate=0.001,
+        samples=2,
+        seed=0,
+    )
+    ticks: list[int] = []
+    found = turns(task, ("dropout", "twins", "twins-draws"), lambda: ticks.append(1))
+    assert list(found["kind"]) == TURNS * ["single", "dropout", "twins", "twins-draws"]
+    assert (found["seconds"] > 0).all()
+    assert len(ticks) == 4 * (TURNS + 1)
