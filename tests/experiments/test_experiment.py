@@ -1,13 +1,12 @@
 import math
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 import toy
 
 from twinboot.experiments import images
-from twinboot.experiments.experiment import agrees, command, label, one_thread, overall, plus_minus, refuse_repeated
+from twinboot.experiments.experiment import agrees, command, label, one_thread, overall, refuse_repeated
 
 
 def test_agreement_is_a_margin_or_three_errors_and_none_without_precision() -> None:
@@ -37,10 +36,6 @@ def test_several_answers_make_one_status(answers: list[Any], status: str) -> Non
 def test_the_share_that_makes_partly_may_be_chosen() -> None:
     assert overall([True, False, False], partly=1 / 3) == "partly"
     assert overall([False, False, False], partly=1 / 3) == "not held"
-
-
-def test_numbers_stand_with_their_errors() -> None:
-    assert plus_minus(pd.Series([1.25, 20.0]), pd.Series([0.004, 0.5]), 2) == ["1.25 ± 0.00", "20.00 ± 0.50"]
 
 
 def test_command_gives_the_config_again() -> None:

@@ -3,7 +3,6 @@ from dataclasses import replace
 from functools import cache
 from statistics import NormalDist
 
-import pandas as pd
 import pytest
 import torch
 from loops import seeded
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from twinboot.experiments.descent import Method, State
 from twinboot.experiments.kernels import SIDE, Problem, Task, problem, respond
-from twinboot.experiments.scores import LEVELS, correlation, deciles, interval, scores, trained_on
+from twinboot.experiments.scores import LEVELS, correlation, deciles, scores, trained_on
 
 TWINS = Method(2)
 
@@ -27,32 +26,6 @@ def normal(problems: list[Problem]) -> State:
     sigma = 0.1 + torch.rand(len(problems), SIDE, SIDE, generator=generator)
     error = sigma * torch.randn(sigma.shape, generator=generator)
     return State(torch.stack([p.truth for p in problems]) + error, sigma, torch.tensor([3, 4]))
-
-
-# Quantiles of Student's distribution at 97.5 %, from tables.
-STUDENT = {2: 12.706, 3: 4.3027, 4: 3.1824, 5: 2.7764, 6: 2.5706, 10: 2.2622, 25: 2.0639, 100: 1.9842}
-
-
-@pytest.mark.parametrize(("n", "quantile"), STUDENT.items())
-def test_intervals_are_students(n: int, quantile: float) -> None:
-    values = pd.Series(torch.randn(n, generator=seeded(n)).tolist())
-    mean, half = interval(values)
-    assert mean == pytest.approx(values.mean())
-    spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1))
-    assert half == pytest.approx(quantile * spread / math.sqrt(n), rel=2e-3)
-
-
-def test_one_value_has_no_interval() -> None:
-    mean, half = interval(pd.Series([2.0]))
-    assert mean == 2
-    assert math.isnan(half)
-
-
-def test_ninety_five_per_cent_of_the_intervals_of_five_hold_the_mean() -> None:
-    """A binomial number of the samples, here 2,000 of normal numbers."""
-    samples = torch.randn(2000, 5, generator=seeded(0)).double()
-    held = sum(abs(mean) < half for mean, half in (interval(pd.Series(sample)) for sample in samples.tolist()))
-    assert abs(held / 2000 - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 2000)
 
 
 def test_correlation_is_one_for_a_multiple_and_none_for_a_constant() -> None:

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from .. import plots
-from .experiment import Part, Tables, Tick, Verdict, agrees, overall, plus_minus
+from .experiment import Part, Tables, Tick, Verdict, agrees, overall
+from .intervals import plus_minus
 from .landscape import WELLS, Mode, Setting, Trained, checked_start, exact_line, mean_landscape, rms, steps, train
 
 TITLE = "Two wells: one basin kept or lost"

@@ -20,8 +20,9 @@ from torch import Tensor
 from .. import plots
 from .descent import Method, Schedule, State, train
 from .experiment import Part, Tables, Tick, Verdict, one_thread
+from .intervals import change, interval, with_error
 from .kernels import Problem, Task, problem, respond
-from .scores import LEVELS, interval, scores
+from .scores import LEVELS, scores
 
 TITLE = "Better estimates: the field, and sigma"
 QUESTION = "Which of seven ideas lower the error of the field, or make sigma say more about it?"
@@ -86,10 +87,10 @@ def _run(config: Config, task: str, run: str, tick: Tick) -> dict[str, pd.DataFr
     with one_thread():
         trained = train(problems, method, Schedule(config.steps, config.rate, config.decay), config.seed, tick)
     frames = []
-    for idea, (of, which, change) in IDEAS.items():
+    for idea, (of, which, altered) in IDEAS.items():
         if of == run:
             state: State = getattr(trained, which)
-            state = State(state.field, CHANGES[change](problems, state), state.step)
+            state = State(state.field, CHANGES[altered](problems, state), state.step)
             found = scores(problems, state, method)
             frames.append(pd.DataFrame({"task": task, "idea": idea, "seed": range(config.seeds)}).join(found))
     return {"runs": pd.concat(frames, ignore_index=True)}
@@ -129,8 +130,8 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
             rows.append(
                 {
                     "idea": idea,
-                    "error of the field (MSE)": "{:.4f} ± {:.4f}".format(*interval(runs["error"])),
-                    "correlation of sigma, |error|": "{:.2f} ± {:.2f}".format(*interval(runs["correlation"])),
+                    "error of the field (MSE)": with_error(*interval(runs["error"]), "{:.4f}"),
+                    "correlation of sigma, |error|": with_error(*interval(runs["correlation"]), "{:.2f}"),
                     "rms sigma / rms error": f"{runs['sigma'].mean() / runs['error'].pow(0.5).mean():.2f}",
                     "50, 90, 95 % intervals hold": ", ".join(f"{runs[f'covered_{v}'].mean():.0%}" for v in LEVELS),
                 }
@@ -184,12 +185,11 @@ def _all_lower(changes: dict[str, tuple[float, float]]) -> bool:
 def _change(runs: pd.DataFrame, task: str, idea: str, base: str) -> tuple[float, float]:
     """Of the error, on the same seeds, relative to the base: mean and half of its 95 % interval."""
     wide = runs[runs["task"] == task].pivot(index="seed", columns="idea", values="error")
-    mean, half = interval(wide[idea] - wide[base])
-    return mean / wide[base].mean(), half / wide[base].mean()
+    return change(wide, idea, base)
 
 
 def _told(changes: dict[str, tuple[float, float]]) -> str:
-    return " and ".join(f"{mean:+.0%} ± {half:.0%} ({task})" for task, (mean, half) in changes.items())
+    return " and ".join(f"{with_error(*found, '{:+.0%}')} ({task})" for task, found in changes.items())
 
 
 def figure(config: Config, tables: Tables) -> Figure:

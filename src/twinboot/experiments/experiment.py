@@ -64,11 +64,6 @@ def overall(answers: Iterable[bool | None], partly: float = 1 / 2) -> Status:
     return "held" if all(found) else "partly" if sum(map(bool, found)) >= partly * len(found) else "not held"
 
 
-def plus_minus(values: pd.Series, errors: pd.Series, digits: int) -> list[str]:
-    """A column of numbers with their errors, for people."""
-    return [f"{value:.{digits}f} ± {error:.{digits}f}" for value, error in zip(values, errors, strict=True)]
-
-
 class Experiment(Protocol):
     """The names that the module of an experiment has."""
 

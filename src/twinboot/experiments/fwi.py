@@ -5,8 +5,6 @@ The survey is in `acoustic.py`, the ground in `velocity.py`, the runs in `fwi_ru
 
 from __future__ import annotations
 
-import math
-
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -17,6 +15,7 @@ from .acoustic import DEPTH, places
 from .experiment import Status, Tables, Verdict
 from .fwi_config import QUICK, Config
 from .fwi_run import LEVEL, METHODS, parts
+from .intervals import with_error
 
 __all__ = ["CAPTION", "QUESTION", "QUICK", "TITLE", "Config", "figure", "numbers", "parts", "verdicts"]
 
@@ -67,12 +66,6 @@ def _column(found: pd.DataFrame, name: str, form: str) -> list[str]:
     return [_text(row, name, form) for _, row in found.iterrows()]
 
 
-def _with_error(value: float, error: float, form: str) -> str:
-    if math.isnan(value):
-        return ""
-    return form.format(value) + ("" if math.isnan(error) else f" ± {form.replace('+', '').format(error)}")
-
-
 def verdicts(config: Config, tables: Tables) -> list[Verdict]:
     return [_says_where(config, tables["runs"]), _lower_error(config, tables["runs"])]
 
@@ -111,7 +104,7 @@ def _lower_error(config: Config, runs: pd.DataFrame) -> Verdict:
     if config.seeds < FEW:
         status = "undecided"
     against = ", ".join(
-        f"{_with_error(*gains[over], '{:+.1f}')} m/s against {METHODS[over]} ({found.loc[over, 'error']:.1f})"
+        f"{with_error(*gains[over], '{:+.1f}')} m/s against {METHODS[over]} ({found.loc[over, 'error']:.1f})"
         for over in gains
     )
     return Verdict(
@@ -126,7 +119,7 @@ def _lower_error(config: Config, runs: pd.DataFrame) -> Verdict:
 
 
 def _text(row: pd.Series, name: str, form: str) -> str:
-    return _with_error(row[name], row[f"{name}_error"], form)
+    return with_error(row[name], row[f"{name}_error"], form)
 
 
 def _clearly(values: pd.Series) -> bool:

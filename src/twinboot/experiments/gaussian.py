@@ -9,9 +9,10 @@ import math
 
 import pandas as pd
 
-from .experiment import Status, Tables, Verdict, agrees, overall, plus_minus
+from .experiment import Status, Tables, Verdict, agrees, overall
 from .gaussian_figure import figure
 from .gaussian_run import QUICK, WEIGHTS, Config, parts, pooled, summary, tau_squared
+from .intervals import plus_minus
 
 __all__ = ["CAPTION", "QUESTION", "QUICK", "TITLE", "Config", "figure", "numbers", "parts", "verdicts"]
 

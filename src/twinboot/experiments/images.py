@@ -16,7 +16,7 @@ from .images_config import Config
 from .images_cost import ratios, total
 from .images_figure import draw, sigma_by_layer
 from .images_run import chosen, parts
-from .scores import interval
+from .intervals import interval, with_error
 
 TITLE = "Images: networks that know when they are wrong"
 QUESTION = (
@@ -34,6 +34,7 @@ QUICK = Config(methods=("hold-out", "single", "dropout", "twins"), epochs=8, see
 BASE, AVERAGED = "single, best loss on a hold-out", "single, averaged, best loss on a hold-out"
 OURS, DRAWS = (TWINS[method][0] for method in ("twins", "twins-draws"))
 OURS_MEAN = f"{OURS}, mean"
+SIGNED = "{:+.3f}"
 COLUMNS = {
     "accuracy": "accuracy",
     "nll": "NLL",
@@ -62,7 +63,7 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
         line = {"": row}
         for column, title in COLUMNS.items():
             if column in own and own[column].notna().any():
-                line[title] = _told(own[column], 3)
+                line[title] = with_error(own[column].mean(), own[column].sem(), "{:.3f}")
         line["time (single = 1)"] = f"{total(ratio, own['method'].iloc[0], models=1 + (row == ENSEMBLE)):.2f}"
         if OURS in means.index:
             line["beats Twin-Boot in"] = ", ".join(_ahead(means, row))
@@ -84,12 +85,6 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
             }
         ),
     }
-
-
-def _told(values: pd.Series, digits: int) -> str:
-    if len(values) < 2:
-        return f"{values.mean():.{digits}f}"
-    return f"{values.mean():.{digits}f} ± {values.std() / math.sqrt(len(values)):.{digits}f}"
 
 
 def _ahead(means: pd.DataFrame, row: str) -> list[str]:
@@ -122,29 +117,29 @@ def _status(number: int, answers: list[bool]) -> Status:
 
 
 def _smaller_gap(wide: pd.DataFrame, number: int) -> Verdict:
-    gap, g = _difference(wide, "gap", OURS_MEAN, BASE)
-    right, r = _difference(wide, "accuracy", OURS_MEAN, BASE)
+    changes = [_difference(wide, column, OURS_MEAN, BASE) for column in ("gap", "accuracy")]
+    gap, right = (with_error(*found, SIGNED) for found in changes)
     return Verdict(
         "Twin-Boot reduces the gap between training and test accuracy.",
         "Section 4.2, Figure 4a",
-        _status(number, [gap + g < 0, right - r > 0]),
-        f"Against a single model stopped by a hold-out, the gap of the mean changes by {gap:+.3f} ± {g:.3f} and the "
-        f"test accuracy by {right:+.3f} ± {r:.3f} (95 % intervals).",
+        _status(number, [changes[0][0] + changes[0][1] < 0, changes[1][0] - changes[1][1] > 0]),
+        f"Against a single model stopped by a hold-out, the gap of the mean changes by {gap} and the "
+        f"test accuracy by {right} (95 % intervals).",
     )
 
 
 def _calibrated(wide: pd.DataFrame, number: int) -> Verdict:
-    error, e = _difference(wide, "ece", OURS, BASE)
-    nll, n = _difference(wide, "nll", OURS, BASE)
-    fair, f = _difference(wide, "nll", OURS, AVERAGED)
+    compared = (("ece", BASE), ("nll", BASE), ("nll", AVERAGED))
+    changes = [_difference(wide, column, OURS, other) for column, other in compared]
+    error, nll, fair = (with_error(*found, SIGNED) for found in changes)
     share = wide["ece"][OURS].mean() / wide["ece"][BASE].mean()
     return Verdict(
         "Predictions are better calibrated than those of a single model.",
         "Section 4.2, Figures 4b and 4c",
-        _status(number, [error + e < 0, nll + n < 0]),
-        f"Draws around the mean against a single model stopped by a hold-out: calibration error {error:+.3f} ± {e:.3f} "
-        f"({share:.0%} of it), negative log-likelihood {nll:+.3f} ± {n:.3f}. Against a single model that is averaged "
-        f"over the epochs in the same way the likelihood changes by {fair:+.3f} ± {f:.3f}.",
+        _status(number, [mean + half < 0 for mean, half in changes[:2]]),
+        f"Draws around the mean against a single model stopped by a hold-out: calibration error {error} "
+        f"({share:.0%} of it), negative log-likelihood {nll}. Against a single model that is averaged "
+        f"over the epochs in the same way the likelihood changes by {fair}.",
     )
 
 
@@ -165,7 +160,7 @@ def _structure(sigma: pd.DataFrame) -> list[Verdict]:
         Verdict(
             "The classifier is among the layers with the highest sigma.",
             "Section 4.2.1, Figure 5b",
-            "held" if place <= 3 else "not held",
+            "held" if place <= math.ceil(len(order) / 4) else "not held",
             f"It is number {place} of {len(order)}; the highest is {order.index[0]}, {order.iloc[0]:.4f} against "
             f"{last['classifier']:.4f}.",
         ),
@@ -183,6 +178,6 @@ def _counts(wide: pd.DataFrame, ratio: pd.DataFrame, number: int) -> Verdict:
         'ours: `resample="counts"`',
         _status(number, [time <= 0.75, *(apart <= error for _, apart, error in worse)]),
         f"{time:.2f} of the time; worse by "
-        + ", ".join(f"{name} {apart:+.3f} ± {error:.3f}" for name, apart, error in worse)
+        + ", ".join(f"{name} {with_error(apart, error, SIGNED)}" for name, apart, error in worse)
         + " (standard errors; negative is better).",
     )

@@ -19,8 +19,9 @@ from matplotlib.figure import Figure
 from .. import plots
 from .descent import Method, Schedule, State, train
 from .experiment import Part, Status, Tables, Tick, Verdict, one_thread, refuse_repeated
+from .intervals import change
 from .kernels import MIN_WIDTH, Problem, Task, problem
-from .scores import interval, scores
+from .scores import scores
 
 TITLE = "Seismic inversion: the map of regimes"
 QUESTION = (
@@ -122,10 +123,9 @@ def compare(runs: pd.DataFrame, ours: tuple[str, str], theirs: tuple[str, str]) 
     rows = []
     for task, own in runs.groupby(list(AXES)):
         errors = own.pivot(index="seed", columns=["run", "state"], values="error")
-        difference = errors[ours] - errors[theirs]
-        mean, half = interval(difference)
+        mean, half = change(errors, ours, theirs)
         clear = 0 if math.isnan(half) or abs(mean) <= half else int(math.copysign(1, mean))
-        rows.append({**dict(zip(AXES, task, strict=True)), "change": mean / errors[theirs].mean(), "clear": clear})
+        rows.append({**dict(zip(AXES, task, strict=True)), "change": mean, "clear": clear})
     return pd.DataFrame(rows)
 
 

@@ -73,29 +73,3 @@ def _loss(problem: Problem, field: Tensor, kernels: Tensor, observed: Tensor, ro
     u = respond(problem.task.response, problem.task.beta * field).flatten()
     squared = (kernels @ u - observed).square()
     return (squared if rows is None else squared[rows]).mean().item()
-
-
-def interval(values: pd.Series) -> tuple[float, float]:
-    """A mean and the half width of its 95 % confidence interval, by Student's distribution."""
-    n = len(values)
-    if n < 2:
-        return float(values.mean()), math.nan
-    return float(values.mean()), float(_student(n - 1) * values.std() / math.sqrt(n))
-
-
-def _student(degrees: int) -> float:
-    """The quantile of Student's distribution at 97.5 %: in closed form for one and two degrees of freedom, then by the
-    terms of an expansion in 1 / degrees, to 0.2 % at three of them and ever better (Abramowitz and Stegun 26.7.5)."""
-    if degrees == 1:
-        return math.tan(0.475 * math.pi)
-    if degrees == 2:
-        return 0.95 * math.sqrt(2 / (4 * 0.975 * 0.025))
-    z = NormalDist().inv_cdf(0.975)
-    terms = (
-        z,
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return sum(term / float(degrees) ** power for power, term in enumerate(terms))

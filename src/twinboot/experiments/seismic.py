@@ -11,7 +11,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from .experiment import Status, Tables, Verdict
-from .scores import LEVELS, interval
+from .intervals import change, interval, with_error
+from .scores import LEVELS
 from .seismic_figure import draw
 from .seismic_run import PENALTIES, QUICK, ROWS, SHOWN, Config, main, parts
 
@@ -74,20 +75,17 @@ def _table(runs: pd.DataFrame, seconds: pd.Series) -> pd.DataFrame:
         twins = "correlation" in own and own["correlation"].notna().all()
         row = {"method": method}
         for column, digits in (("train", 4), ("test", 4), ("error", 4)):
-            row[{"error": "error of the field (MSE)"}.get(column, f"{column} loss")] = _pm(own[column], digits)
+            row[{"error": "error of the field (MSE)"}.get(column, f"{column} loss")] = with_error(
+                *interval(own[column]), f"{{:.{digits}f}}"
+            )
         row["step kept"] = f"{own['step'].mean():.0f}" if own["step"].any() else "closed form"
         row["s per run"] = f"{seconds['twins' if twins else 'standard']:.1f}" if own["step"].any() else ""
-        row["correlation of sigma, |error|"] = _pm(own["correlation"], 2) if twins else ""
+        row["correlation of sigma, |error|"] = with_error(*interval(own["correlation"]), "{:.2f}") if twins else ""
         row["50, 90, 95 % intervals hold"] = (
             ", ".join(f"{own[f'covered_{level}'].mean():.0%}" for level in LEVELS) if twins else ""
         )
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-def _pm(values: pd.Series, digits: int) -> str:
-    mean, half = interval(values)
-    return f"{mean:.{digits}f} ± {half:.{digits}f}"
 
 
 def _cost_of(tables: Tables, rows: int, batch: str = "full") -> pd.DataFrame:
@@ -133,23 +131,21 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
 
 def _difference(runs: pd.DataFrame, method: str, other: str, column: str) -> tuple[float, float]:
     """Of two methods on the same seeds, relative to the second: the mean, and half of its 95 % interval."""
-    wide = runs.pivot(index="seed", columns="method", values=column)
-    mean, half = interval(wide[method] - wide[other])
-    return mean / wide[other].mean(), half / wide[other].mean()
+    return change(runs.pivot(index="seed", columns="method", values=column), method, other)
 
 
 def _better(runs: pd.DataFrame, few: bool) -> Verdict:
-    error, e = _difference(runs, AS_PUBLISHED, STANDARD, "error")
-    test, t = _difference(runs, AS_PUBLISHED, STANDARD, "test")
-    lower = [error + e < 0, test + t < 0]
+    changes = [_difference(runs, AS_PUBLISHED, STANDARD, column) for column in ("error", "test")]
+    error, test = (with_error(*found, "{:+.0%}") for found in changes)
+    lower = [mean + half < 0 for mean, half in changes]
     status: Status = "undecided" if few else "held" if all(lower) else "partly" if any(lower) else "not held"
     return Verdict(
         "With the sampling reset, run to the end, Twin-Boot has a lower reconstruction error and test loss than the "
         "plain optimizer.",
         "Section 4.3, Table 1",
         status,
-        f"Against the plain optimizer on the same seeds the error of the field changes by {_percent(error, e)}, the "
-        f"test loss by {_percent(test, t)}. In the paper it is {PAPER['twins'] / PAPER['standard'] - 1:+.0%} and "
+        f"Against the plain optimizer on the same seeds the error of the field changes by {error}, the "
+        f"test loss by {test}. In the paper it is {PAPER['twins'] / PAPER['standard'] - 1:+.0%} and "
         f"{PAPER['test_twins'] / PAPER['test'] - 1:+.0%}; but the plain optimizer's test loss there, "
         f"{PAPER['test'] / PAPER['train']:.0f} times its training loss, cannot arise where the test measurements are "
         "like those of training.",
@@ -157,16 +153,17 @@ def _better(runs: pd.DataFrame, few: bool) -> Verdict:
 
 
 def _kept(runs: pd.DataFrame, few: bool) -> Verdict:
-    kept, k = _difference(runs, SHOWN, HELD, "error")
-    end, e = _difference(runs, SHOWN, STANDARD, "error")
+    changes = [_difference(runs, SHOWN, other, "error") for other in (HELD, STANDARD)]
+    kept, end = (with_error(*found, "{:+.0%}") for found in changes)
+    lower = [mean + half < 0 for mean, half in changes]
     best = runs.groupby("method")["error"].mean().sort_values()
-    status: Status = "undecided" if few else "held" if kept + k < 0 else "partly" if end + e < 0 else "not held"
+    status: Status = "undecided" if few else "held" if lower[0] else "partly" if lower[1] else "not held"
     return Verdict(
         "Twin-Boot keeps a plain optimizer from fitting noise, without data set aside.",
         "Section 4.3; stopping by what no twin saw is ours",
         status,
-        f"Stopped by unseen, with the centered reset, the error of the field changes by {_percent(kept, k)} against a "
-        f"plain optimizer with a hold-out of as many measurements, and by {_percent(end, e)} against its end. Lowest "
+        f"Stopped by unseen, with the centered reset, the error of the field changes by {kept} against a "
+        f"plain optimizer with a hold-out of as many measurements, and by {end} against its end. Lowest "
         f"of all is '{best.index[0]}', {best.iloc[0]:.4f}: this field is smooth, and who knows that can say so.",
     )
 
@@ -183,7 +180,3 @@ def _knows(runs: pd.DataFrame, few: bool) -> Verdict:
         f"{shown['covered_0.9'].mean():.0%} of the cells: sigma is what the finite data leave open, not the error that "
         "stopping early or an unfinished run brings.",
     )
-
-
-def _percent(value: float, half: float) -> str:
-    return f"{value:+.0%} ± {half:.0%}"

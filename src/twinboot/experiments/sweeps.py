@@ -19,7 +19,8 @@ from matplotlib.figure import Figure
 
 from .. import plots
 from ..seeds import derive
-from .experiment import Part, Tables, Tick, Verdict, agrees, overall, plus_minus, refuse_repeated
+from .experiment import Part, Tables, Tick, Verdict, agrees, overall, refuse_repeated
+from .intervals import plus_minus
 from .landscape import Datum, Mode, Setting, checked_start, exact_line, paper_line, rms, steps, train
 
 TITLE = "Two wells: what sigma depends on"

@@ -10,8 +10,8 @@ import math
 import pandas as pd
 from matplotlib.figure import Figure
 
-from .experiment import Status, Tables, Verdict, plus_minus
-from .scores import interval
+from .experiment import Status, Tables, Verdict
+from .intervals import interval, with_error
 from .uci_config import QUICK, Config
 from .uci_figure import draw
 from .uci_methods import LEVEL, METHODS
@@ -62,7 +62,7 @@ def _means(runs: pd.DataFrame, column: str, unit: str = "") -> pd.DataFrame:
         own = runs[runs["method"] == method].groupby("set", sort=False)[column]
         # As many digits as the least of the errors needs for two.
         shown[name + unit] = [
-            plus_minus(pd.Series([mean]), pd.Series([error]), _digits(error))[0]
+            with_error(mean, error, f"{{:.{_digits(error)}f}}")
             for mean, error in zip(own.mean(), own.sem(), strict=True)
         ]
     first = runs[runs["method"] == "single"].groupby("set", sort=False)
@@ -83,8 +83,8 @@ def _paired(runs: pd.DataFrame) -> pd.DataFrame:
             for method in ("mean", "draws"):
                 difference = wide[method] - wide["single"]
                 error = difference.sem()
-                row[f"{title.split(',')[0]}, {METHODS[method].split(', ')[1]}"] = (
-                    f"{difference.mean():+.{_digits(error)}f} ± {error:.{_digits(error)}f}"
+                row[f"{title.split(',')[0]}, {METHODS[method].split(', ')[1]}"] = with_error(
+                    difference.mean(), error, f"{{:+.{_digits(error)}f}}"
                 )
         rows.append(row)
     return pd.DataFrame(rows)

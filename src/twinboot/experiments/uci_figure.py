@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from .. import plots
-from .scores import interval
+from .intervals import interval
 from .uci_methods import LEVEL, METHODS
 
 COLOURS = dict(zip(METHODS, (plots.SERIES[0], plots.SERIES[3], plots.SERIES[1], plots.SERIES[2]), strict=True))

@@ -1,0 +1,44 @@
+import math
+
+import pandas as pd
+import pytest
+import torch
+from loops import seeded
+
+from twinboot.experiments.intervals import change, interval, plus_minus
+
+# Quantiles of Student's distribution at 97.5 %, from tables.
+STUDENT = {2: 12.706, 3: 4.3027, 4: 3.1824, 5: 2.7764, 6: 2.5706, 10: 2.2622, 25: 2.0639, 100: 1.9842}
+
+
+@pytest.mark.parametrize(("n", "quantile"), STUDENT.items())
+def test_intervals_are_students(n: int, quantile: float) -> None:
+    values = pd.Series(torch.randn(n, generator=seeded(n)).tolist())
+    mean, half = interval(values)
+    assert mean == pytest.approx(values.mean())
+    spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1))
+    assert half == pytest.approx(quantile * spread / math.sqrt(n), rel=2e-3)
+
+
+def test_one_value_has_no_interval() -> None:
+    mean, half = interval(pd.Series([2.0]))
+    assert mean == 2
+    assert math.isnan(half)
+
+
+def test_ninety_five_per_cent_of_the_intervals_of_five_hold_the_mean() -> None:
+    """A binomial number of the samples, here 2,000 of normal numbers."""
+    samples = torch.randn(2000, 5, generator=seeded(0)).double()
+    held = sum(abs(mean) < half for mean, half in (interval(pd.Series(sample)) for sample in samples.tolist()))
+    assert abs(held / 2000 - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 2000)
+
+
+def test_a_change_is_relative_to_theirs_on_the_same_seeds() -> None:
+    wide = pd.DataFrame({"theirs": [1.0, 2.0, 3.0], "ours": [0.9, 1.9, 2.9]})
+    mean, half = change(wide, "ours", "theirs")
+    assert mean == pytest.approx(-0.1 / 2)
+    assert half == pytest.approx(0, abs=1e-12)  # the same on each seed, however much the seeds differ
+
+
+def test_numbers_stand_with_their_errors() -> None:
+    assert plus_minus([1.25, 20.0], [0.004, math.nan], 2) == ["1.25 ± 0.00", "20.00"]
