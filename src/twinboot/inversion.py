@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from . import seeds
 from .bootstrap import Bootstrap
 from .operators import Forward
-from .prediction import Moments, Prediction, combine
+from .prediction import Moments, Prediction, combine, half_width
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,9 +35,7 @@ class Inversion:
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """The central interval of each entry, under a normal distribution."""
-        if not 0 < level < 1:
-            raise ValueError(f"level must lie between 0 and 1, such as 0.95, not {level!r}.")
-        half = NormalDist().inv_cdf(0.5 + level / 2) * self.sigma
+        half = half_width(level) * self.sigma
         return self.field - half, self.field + half
 
     def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:

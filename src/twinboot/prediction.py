@@ -65,9 +65,7 @@ class Prediction:
         because a few dozen draws have no 97.5 % quantile of their own.
         """
         self._only("regression", "interval()")
-        if not 0 < level < 1:
-            raise ValueError(f"level must lie between 0 and 1, such as 0.95, not {level!r}.")
-        half = NormalDist().inv_cdf(0.5 + level / 2) * (self.std**2 + noise**2) ** 0.5
+        half = half_width(level) * (self.std**2 + noise**2) ** 0.5
         return self.mean - half, self.mean + half
 
     def nll(self, target: Tensor, noise: float | Tensor = 0.0) -> Tensor:
@@ -100,6 +98,13 @@ class Prediction:
     def _only(self, task: Task, name: str) -> None:
         if self.task != task:
             raise AttributeError(f'{name} is for task="{task}", but this prediction was made with task="{self.task}".')
+
+
+def half_width(level: float) -> float:
+    """Of the central interval of a standard normal distribution."""
+    if not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, such as 0.95, not {level!r}.")
+    return NormalDist().inv_cdf(0.5 + level / 2)
 
 
 class Moments:

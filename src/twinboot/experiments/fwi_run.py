@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Literal
 
 import pandas as pd
@@ -25,6 +24,7 @@ from . import velocity
 from .acoustic import Survey, require_deepwave
 from .experiment import Part, Tick, one_thread
 from .fwi_config import Config, truth
+from .scores import correlation, covered
 
 SCALE = 1000.0  # m/s for a step of 1 in the field, which is what Adam's rate is made for
 LEVEL = 0.9
@@ -196,23 +196,18 @@ def judged(problem: Problem, found: Found) -> dict[str, float]:
         "unused": found.unused,
         "sigma": math.nan,
         "correlation": math.nan,
-        "depth": _correlation(depth, error),
+        "depth": correlation(depth, error),
         "covered": math.nan,
     }
     if found.sigma is not None:
-        half = NormalDist().inv_cdf(0.5 + LEVEL / 2) * found.sigma
         row["sigma"] = _rms(found.sigma)
-        row["correlation"] = _correlation(found.sigma, error)
-        row["covered"] = (error <= half).float().mean().item()
+        row["correlation"] = correlation(found.sigma, error)
+        row["covered"] = covered(error, found.sigma, LEVEL)
     return row
 
 
 def _rms(values: Tensor) -> float:
     return values.square().mean().sqrt().item()
-
-
-def _correlation(a: Tensor, b: Tensor) -> float:
-    return torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1].item()
 
 
 def _cells(maps: dict[str, Tensor]) -> pd.DataFrame:

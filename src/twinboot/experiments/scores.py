@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist
 
 import pandas as pd
 import torch
 from torch import Tensor
 
+from ..prediction import half_width
 from .descent import Method, State
 from .kernels import Problem, respond
 
@@ -31,7 +31,7 @@ def scores(problems: Sequence[Problem], state: State, method: Method) -> pd.Data
             row |= {
                 "sigma": sigma.square().mean().sqrt().item(),
                 "correlation": correlation(sigma, error),
-                **{f"covered_{level}": _inside(error, sigma, level).mean().item() for level in LEVELS},
+                **{f"covered_{level}": covered(error, sigma, level) for level in LEVELS},
             }
         rows.append(row)
     return pd.DataFrame(rows)
@@ -55,7 +55,7 @@ def deciles(problems: Sequence[Problem], state: State) -> pd.DataFrame:
         error, ordered = (field - p.truth).abs().flatten()[order], sigma.flatten()[order]
         for part, (e, s) in enumerate(zip(error.chunk(10), ordered.chunk(10), strict=True), start=1):
             row = {"decile": part, "sigma2": s.square().mean().item(), "error2": e.square().mean().item()}
-            found.append(row | {f"covered_{level}": _inside(e, s, level).mean().item() for level in LEVELS})
+            found.append(row | {f"covered_{level}": covered(e, s, level) for level in LEVELS})
     return pd.DataFrame(found).groupby("decile", as_index=False).mean()
 
 
@@ -65,8 +65,9 @@ def correlation(sigma: Tensor, error: Tensor) -> float:
     return found if math.isfinite(found) else 0.0
 
 
-def _inside(error: Tensor, sigma: Tensor, level: float) -> Tensor:
-    return (error < NormalDist().inv_cdf(0.5 + level / 2) * sigma).float()
+def covered(error: Tensor, sigma: Tensor, level: float) -> float:
+    """The share of the cells whose interval of that level holds the truth."""
+    return (error < half_width(level) * sigma).float().mean().item()
 
 
 def _loss(problem: Problem, field: Tensor, kernels: Tensor, observed: Tensor, rows: Tensor | None = None) -> float:
