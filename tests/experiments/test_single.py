@@ -59,20 +59,27 @@ def test_the_kept_states_are_those_with_the_lowest_loss_and_the_highest_accuracy
 
 
 def test_an_average_is_that_of_the_weights_after_its_epochs() -> None:
-    run = Single(net(), images(), adam, 16, seed=0, average=Average(power=0), average_from=3)
-    after = []
-    run.train(2)
-    for epoch in (3, 4):
-        run.train(epoch)  # goes on
-        after.append([p.detach().clone() for p in run.model.parameters()])
+    run = Single(net(), images(), adam, 16, seed=0, average=Average(power=0), averaged=(3, 4), keep=(3, 4))
+    run.train(6)
+    after = [list(run.of(f"after {epoch}").parameters()) for epoch in (3, 4)]
     means = [torch.stack(values).mean(0) for values in zip(*after, strict=True)]
     for mean, p in zip(means, run.of("average").parameters(), strict=True):
         torch.testing.assert_close(p, mean)
 
 
+def test_what_is_kept_on_the_way_is_the_end_of_a_shorter_run() -> None:
+    long, short = (Single(net(), images(), adam, 16, seed=0, keep=(2,)) for _ in range(2))
+    long.train(4)
+    short.train(2)
+    assert torch.equal(weights(long.of("after 2")), weights(short.of("last")))
+    assert not torch.equal(weights(long.of("last")), weights(short.of("last")))
+
+
 def test_the_average_that_predicts_the_hold_out_best_is_kept_with_statistics_of_its_own() -> None:
     own = images(held=list(range(30)))
-    run = Single(net(), own, adam, 90, seed=0, average=Average(power=3))  # one batch of all others
+    run = Single(
+        net(), own, adam, 90, seed=0, average=Average(power=3), averaged=range(1, 6)
+    )  # one batch of all others
     run.train(5)
     model = run.of("average, loss")
     torch.testing.assert_close(model[1].running_mean, model[0](own.x[30:]).mean(0))
@@ -88,7 +95,9 @@ def ivon(model: nn.Module) -> Any:
 @pytest.mark.parametrize("make", [adam, ivon])
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path, make: Any) -> None:
     def run() -> Single:
-        return Single(net(), images(held=[1, 2, 3]), make, 16, seed=1, average=Average(3.0), average_from=2)
+        return Single(
+            net(), images(held=[1, 2, 3]), make, 16, seed=1, average=Average(3.0), averaged=(2, 3, 4), keep=(1,)
+        )
 
     whole = run()
     whole.train(4)
@@ -96,7 +105,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path, make: Any) -
     torch.manual_seed(99)  # as another process would have it
     again = run()
     again.train(4, tmp_path)
-    for state in ("last", "loss", "accuracy", "average", "average, loss"):
+    for state in ("last", "loss", "accuracy", "average", "average, loss", "after 1"):
         assert torch.equal(weights(again.of(state)), weights(whole.of(state)))
     assert again.curve["loss"] == whole.curve["loss"]
 
@@ -104,7 +113,7 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path, make: Any) -
 def test_global_generators_stay_as_they_are() -> None:
     model = net()
     before = torch.get_rng_state()
-    Single(model, images(), adam, 16, seed=0, average=Average(0)).train(1)
+    Single(model, images(), adam, 16, seed=0, average=Average(0), averaged=(1,)).train(1)
     assert torch.equal(before, torch.get_rng_state())
 
 

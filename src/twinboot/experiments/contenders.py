@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -35,7 +35,6 @@ HELD_OUT = 0.135  # of the images: as many as no twin sees, (1 - 1/n)^(2n) or e^
 MORE = 1.4  # times the epochs: what twins may cost at most
 DROPOUT = 0.2  # after each pooling
 AVERAGED = 0.75  # of the epochs are over when SWA begins to average
-ENSEMBLE = "ensemble of 2"
 
 Predict = Callable[[Tensor], Tensor]  # images -> probabilities [images, classes]
 
@@ -56,16 +55,14 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """Row of the table -> how it predicts; which images were trained on; how training went, and its time."""
+    """Row of the table -> how it predicts, and how many epochs it took for one of a single model on all images; which
+    images were trained on; how training went."""
 
     rows: dict[str, Predict]
     trained_on: Tensor
     curve: pd.DataFrame
     sigma: pd.DataFrame = field(default_factory=pd.DataFrame)
-    more: dict[str, float] = field(default_factory=dict)  # seconds of training beyond those of the curve, for a row
-
-    def seconds(self, row: str) -> float:
-        return float(self.curve["seconds"].sum()) + self.more.get(row, 0.0)
+    epochs: dict[str, float] = field(default_factory=dict)  # 1 where nothing is said
 
 
 def hold_out(task: Task, scratch: Path, tick: Tick) -> Trained:
@@ -73,38 +70,37 @@ def hold_out(task: Task, scratch: Path, tick: Tick) -> Trained:
     to tell what the average of the twins' mean brings by itself."""
     order = torch.Generator().manual_seed(seeds.derive(task.seed, "hold-out"))
     held = torch.randperm(len(task.y), generator=order)[: round(HELD_OUT * len(task.y))]
-    run = _single(task, scratch, tick, held=held, average=Average(POWER))
+    run = _single(task, scratch, tick, held=held, average=Average(POWER), averaged=range(1, task.epochs + 1))
     at_best, logits = run.of("loss"), logits_of(run.of("loss"), task.x[held])[None]
     temperature = calibration.best(lambda scale: logits, task.y[held])[0]
-    return _told(
-        run,
-        {
-            "single, best loss on a hold-out": _mean(at_best),
-            "single, best accuracy on a hold-out": _mean(run.of("accuracy")),
-            "single, best loss, temperature by the hold-out": _mean(at_best, temperature),
-            "single, averaged, best loss on a hold-out": _mean(run.of("average, loss")),
-        },
-    )
+    rows = {
+        "single, best loss on a hold-out": _mean(at_best),
+        "single, best accuracy on a hold-out": _mean(run.of("accuracy")),
+        "single, best loss, temperature by the hold-out": _mean(at_best, temperature),
+        "single, averaged, best loss on a hold-out": _mean(run.of("average, loss")),
+    }
+    return _told(run, rows, dict.fromkeys(rows, 1 - HELD_OUT))
 
 
 def single(task: Task, scratch: Path, tick: Tick) -> Trained:
-    """A single model on all images; and, with a second one of other weights and order, an ensemble."""
-    run = _single(task, scratch / "first", tick)
+    """A single model on all images. On its way lie SWA, the mean of its last quarter, and with more epochs what it is
+    when it is given the time of twins; with a second one, of other weights and order, it makes an ensemble."""
+    end = task.epochs
+    quarter = range(min(round(AVERAGED * end) + 1, end), end + 1)
+    run = _single(task, scratch / "first", tick, longer(end), average=Average(0.0), averaged=quarter, keep=(end,))
     other = _single(task, scratch / "second", tick, seed=seeds.derive(task.seed, "second"))
-    first, second = _mean(run.of("last")), _mean(other.of("last"))
-    rows: dict[str, Predict] = {"single, all images": first, ENSEMBLE: lambda x: (first(x) + second(x)) / 2}
-    return replace(_told(run, rows), more={ENSEMBLE: other.seconds})
+    first, second = _mean(run.of(f"after {end}")), _mean(other.of("last"))
+    rows: dict[str, Predict] = {
+        "single, all images": first,
+        f"single, {MORE} times as long": _mean(run.of("last")),
+        "SWA": _mean(run.of("average")),
+        "ensemble of 2": lambda x: (first(x) + second(x)) / 2,
+    }
+    return _told(run, rows, {f"single, {MORE} times as long": MORE, "ensemble of 2": 2.0})
 
 
-def longer(task: Task, scratch: Path, tick: Tick) -> Trained:
-    run = _single(task, scratch, tick, epochs=round(MORE * task.epochs))
-    return _told(run, {f"single, {MORE} times as long": _mean(run.of("last"))})
-
-
-def swa(task: Task, scratch: Path, tick: Tick) -> Trained:
-    begin = min(round(AVERAGED * task.epochs) + 1, task.epochs)
-    run = _single(task, scratch, tick, average=Average(power=0), average_from=begin)
-    return _told(run, {"SWA": _mean(run.of("average"))})
+def longer(epochs: int) -> int:
+    return round(MORE * epochs)
 
 
 def dropout(task: Task, scratch: Path, tick: Tick) -> Trained:
@@ -242,24 +238,26 @@ def _single(
     task: Task,
     scratch: Path,
     tick: Tick,
+    epochs: int | None = None,
     *,
     network: nn.Module | None = None,
     make: MakeOptimizer | None = None,
-    epochs: int | None = None,
     held: Tensor | None = None,
     average: Average | None = None,
-    average_from: int = 1,
+    averaged: Container[int] = (),
+    keep: Container[int] = (),
     seed: int | None = None,
 ) -> Single:
     seed = task.seed if seed is None else seed
     model = network or task.network(seed=seed)
-    run = Single(model, Split(task.x, task.y, held), make or adam(task), task.batch, seed, average, average_from)
+    images = Split(task.x, task.y, held)
+    run = Single(model, images, make or adam(task), task.batch, seed, average, averaged, keep)
     run.train(epochs or task.epochs, scratch, tick)
     return run
 
 
-def _told(run: Single, rows: dict[str, Predict]) -> Trained:
-    return Trained(rows, run.images.trained_on, pd.DataFrame(run.curve))
+def _told(run: Single, rows: dict[str, Predict], epochs: dict[str, float] | None = None) -> Trained:
+    return Trained(rows, run.images.trained_on, pd.DataFrame(run.curve), epochs=epochs or {})
 
 
 def _mean(model: nn.Module, temperature: float = 1.0) -> Predict:
@@ -283,8 +281,6 @@ TWINS = {
 METHODS: dict[str, Method] = {
     "hold-out": hold_out,
     "single": single,
-    "longer": longer,
-    "swa": swa,
     "dropout": dropout,
     "ivon": ivon,
     **{method: partial(twins, name=name, recipe=recipe) for method, (name, recipe) in TWINS.items()},

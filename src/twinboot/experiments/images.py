@@ -10,10 +10,10 @@ import math
 import pandas as pd
 from matplotlib.figure import Figure
 
-from .contenders import ENSEMBLE, TWINS
+from .contenders import TWINS
 from .experiment import Status, Tables, Verdict
 from .images_config import Config
-from .images_cost import ratios, total
+from .images_cost import KINDS, ratios
 from .images_figure import draw, sigma_by_layer
 from .images_run import chosen, parts
 from .intervals import interval, with_error
@@ -64,7 +64,8 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
         for column, title in COLUMNS.items():
             if column in own and own[column].notna().any():
                 line[title] = with_error(own[column].mean(), own[column].sem(), "{:.3f}")
-        line["time (single = 1)"] = f"{total(ratio, own['method'].iloc[0], models=1 + (row == ENSEMBLE)):.2f}"
+        epoch = ratio.loc[KINDS[own["method"].iloc[0]], "median"]
+        line["time (single = 1)"] = f"{own['epochs'].iloc[0] * epoch:.2f}"
         if OURS in means.index:
             line["beats Twin-Boot in"] = ", ".join(_ahead(means, row))
         told.append(line)

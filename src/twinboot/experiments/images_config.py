@@ -26,7 +26,7 @@ class Preset:
     methods: tuple[str, ...]
 
 
-ALL = ("hold-out", "single", "longer", "swa", "dropout", "ivon", "twins-draws", "twins")
+ALL = ("hold-out", "single", "dropout", "ivon", "twins-draws", "twins")
 PRESETS: dict[str, Preset] = {
     # For a look within a minute: 8 x 8 pixels.
     "digits": Preset("digits", None, "small", 0.5, "weight", epochs=12, seeds=3, methods=ALL),

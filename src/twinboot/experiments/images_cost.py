@@ -12,27 +12,19 @@ from torch.utils.data import TensorDataset
 
 from ..bootstrap import Bootstrap
 from ..training import Training
-from .contenders import DROPOUT, HELD_OUT, MORE, TWINS, Task, adam, variational
+from .contenders import DROPOUT, TWINS, Task, adam, variational
 from .experiment import Tick
 from .single import Single, Split
 
 TURNS = 3
 MOST = 5000  # images
-# Method -> the kind of its epochs, and how many of them it takes for one of a single model on all images.
-EPOCHS = {
-    "hold-out": ("single", 1 - HELD_OUT),
-    "single": ("single", 1.0),
-    "longer": ("single", MORE),
-    "swa": ("single", 1.0),
-    "dropout": ("dropout", 1.0),
-    "ivon": ("ivon", 1.0),
-    **{method: (method, 1.0) for method in TWINS},
-}
+# Method -> the kind of its epochs.
+KINDS = {"hold-out": "single", "single": "single", "dropout": "dropout", "ivon": "ivon", **{m: m for m in TWINS}}
 
 
 def kinds(methods: tuple[str, ...]) -> list[str]:
     """Of the epochs of some methods; those of a single model are the unit."""
-    return list(dict.fromkeys(["single", *(EPOCHS[method][0] for method in methods)]))
+    return list(dict.fromkeys(["single", *(KINDS[method] for method in methods)]))
 
 
 def turns(task: Task, methods: tuple[str, ...], tick: Tick) -> pd.DataFrame:
@@ -54,12 +46,6 @@ def ratios(table: pd.DataFrame) -> pd.DataFrame:
     wide = table.pivot(index="turn", columns="kind", values="seconds")
     relative = wide.div(wide["single"], axis=0)
     return pd.DataFrame({"median": relative.median(), "least": relative.min(), "most": relative.max()})
-
-
-def total(ratio: pd.DataFrame, method: str, models: int = 1) -> float:
-    """The time of a whole training relative to that of a single model on all images."""
-    kind, epochs = EPOCHS[method]
-    return models * epochs * float(ratio.loc[kind, "median"])
 
 
 def _epoch(kind: str, task: Task) -> Callable[[int], float]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from .. import seeds
 from ..prediction import entropy
 from . import datasets, networks
-from .contenders import METHODS, MORE, Task, Trained, require_ivon
+from .contenders import METHODS, Task, Trained, longer, require_ivon
 from .datasets import Moments, standardised
 from .experiment import Part, Tick, UnavailableError
 from .images_config import PRESETS, Config
@@ -39,7 +39,7 @@ def chosen(config: Config) -> tuple[tuple[str, ...], int, int]:
 def parts(config: Config) -> list[Part]:
     methods, epochs, number = chosen(config)
     _require(config)
-    length = {"single": 2 * epochs, "longer": round(MORE * epochs)}
+    length = {"single": longer(epochs) + epochs}
     found = [
         Part(f"seed {seed} {method}", length.get(method, epochs), partial(_run, config, method, seed), resumes=True)
         for method in methods
@@ -117,7 +117,7 @@ def _judged(
         if strange is not None:
             doubt = torch.cat([entropy(probs), entropy(predict(strange))])
             found["ood_auroc"] = metrics.auroc(doubt, torch.arange(len(doubt)) >= len(probs))
-        rows.append({"row": row, **found, "seconds": trained.seconds(row)})
+        rows.append({"row": row, **found, "epochs": trained.epochs.get(row, 1.0)})
         diagram = metrics.reliability(probs, test[1])
         bins.append(pd.DataFrame(diagram._asdict()).assign(row=row, bin=range(metrics.BINS)))
     return pd.DataFrame(rows), pd.concat(bins, ignore_index=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,10 +49,11 @@ class Split:
 
 
 class Single:
-    """Trains `model`; `states` holds what is to be kept of it: "last", and with a hold-out "loss" and "accuracy".
+    """Trains `model`; `states` holds what is kept of it: "last", and with a hold-out "loss" and "accuracy".
 
-    `average`, from the epoch `average_from` on, gives a mean over the epochs too: its end as "average", and with a
-    hold-out where its loss is lowest as "average, loss".
+    `keep` names epochs after which the state is kept too, as "after N". `average` takes in the weights after each of
+    the epochs `averaged`: what it is after the last of them is "average", and with a hold-out what it is where its loss
+    is lowest is "average, loss".
     """
 
     def __init__(
@@ -63,10 +64,11 @@ class Single:
         batch: int,
         seed: int,
         average: Average | None = None,
-        average_from: int = 1,
+        averaged: Container[int] = (),
+        keep: Container[int] = (),
     ) -> None:
-        self.model, self.images, self.batch, self.seed = model, images, batch, seed
-        self.average, self.average_from = average, average_from
+        self.model, self.images, self.batch, self.seed, self.keep = model, images, batch, seed, keep
+        self.average, self.averaged = average, averaged
         self.optimizer, self.scheduler = make(model)
         self.device = next(model.parameters()).device
         self.states: dict[str, dict[str, Tensor]] = {}
@@ -81,8 +83,10 @@ class Single:
                 tick()
         for epoch in range(len(self.curve["epoch"]) + 1, epochs + 1):
             self._train_and_judge(epoch)
-            if self.average is not None and epoch >= self.average_from:
-                self._average(epoch == epochs)
+            if epoch in self.keep:
+                self.states[f"after {epoch}"] = _copied(self.model)
+            if epoch in self.averaged:
+                self._average(last=epoch + 1 not in self.averaged)
             if saved:
                 saved.save(epoch, self._state())
             tick()
@@ -93,10 +97,6 @@ class Single:
         model = copy.deepcopy(self.model)
         model.load_state_dict(self.states[state])
         return model.eval()
-
-    @property
-    def seconds(self) -> float:
-        return sum(self.curve["seconds"])
 
     def _train_and_judge(self, epoch: int) -> None:
         began = time.perf_counter()
@@ -133,7 +133,7 @@ class Single:
         batches = rows[torch.randperm(len(rows), generator=order)].split(self.batch)
         return (batch for batch in batches if len(batch) > 1)  # BatchNorm has no statistics of one sample
 
-    def _average(self, at_the_end: bool) -> None:
+    def _average(self, last: bool) -> None:
         assert self.average is not None
         mean = copy.deepcopy(self.model)
         self.average.take(list(mean.parameters()))
@@ -143,7 +143,7 @@ class Single:
             if self._keep_lowest("average, loss", accuracy(mean, self.images, held)[1], mean):
                 self._give_statistics(mean)
                 self.states["average, loss"] = _copied(mean)
-        if at_the_end:
+        if last:
             self._give_statistics(mean)
             self.states["average"] = _copied(mean)
 
