@@ -28,8 +28,8 @@ class Preset:
 
 ALL = ("hold-out", "single", "dropout", "ivon", "twins-draws", "twins")
 PRESETS: dict[str, Preset] = {
-    # For a look within a minute: 8 x 8 pixels.
-    "digits": Preset("digits", None, "small", 0.5, "weight", epochs=12, seeds=3, methods=ALL),
+    # For a look within a minute: 8 x 8 pixels, and what needs no other package.
+    "digits": Preset("digits", None, "small", 0.5, "weight", 12, 3, ("hold-out", "single", "dropout", "twins")),
     # Few images for many weights, where a single model overfits most.
     "cifar10-5k": Preset("cifar10", 5000, "vgg16", 0.25, "batch", epochs=24, seeds=5, methods=ALL),
     # As long as two CPU cores manage in two hours.
