@@ -12,7 +12,7 @@ import pytest
 import toy
 
 from twinboot import cli, plots
-from twinboot.experiments import basins, estimates, fwi, gaussian, regimes, seismic, sweeps
+from twinboot.experiments import basins, estimates, fwi, gaussian, images, regimes, seismic, sweeps
 from twinboot.experiments.experiment import Verdict
 from twinboot.experiments.store import carry_out, load
 from twinboot.report import _reasons, write_report
@@ -119,20 +119,21 @@ def test_the_report_of_the_real_experiments_in_a_browser(tmp_path: Path, monkeyp
     one: Any = {"rows": (60,), "noise": (0.3,), "beta": (1.0,), "width": (1.0,), "spread": (1.0,)}
     monkeypatch.setattr(regimes, "QUICK", regimes.Config(**one, seeds=2, steps=3))
     monkeypatch.setattr(estimates, "QUICK", estimates.Config(seeds=2, steps=21))
-    assert cli.main(["reproduce", "--quick", "--out", str(tmp_path)]) == 0
+    monkeypatch.setattr(images, "QUICK", images.Config(methods=("hold-out", "twins"), epochs=3, seeds=1, samples=2))
+    assert cli.main(["reproduce", "--quick", "--out", str(tmp_path)]) == 0  # uci is left out: it has no data
     with browser() as driver:
         driver.get((tmp_path / "report.html").as_uri())
-        images = driver.execute_script(
+        pictures = driver.execute_script(
             "return [...document.images].map(i => Math.min(i.naturalWidth, i.naturalHeight))"
         )
-        assert len(images) == 7
-        assert min(images) > 500
+        assert len(pictures) == 8
+        assert min(pictures) > 500
         sections = driver.execute_script(
             "return [...document.querySelectorAll('section')].map(s => [s.id, s.querySelectorAll('.numbers').length,"
             " s.querySelectorAll('.verdict').length, s.querySelectorAll('table.config tbody tr').length])"
         )
         fields = {name: len(module.Config.__dataclass_fields__) for name, module in cli.EXPERIMENTS.items()}
-        expected = [["gaussian", 2, 4], ["basins", 1, 3], ["sweeps", 1, 5], ["seismic", 6, 4]]
+        expected = [["gaussian", 2, 4], ["basins", 1, 3], ["sweeps", 1, 5], ["images", 3, 4], ["seismic", 6, 4]]
         expected += [["regimes", 2, 2], ["estimates", 2, 2], ["fwi", 1, 2]]
         assert sections == [[*row, fields[str(row[0])]] for row in expected]
         reasons = driver.execute_script(
