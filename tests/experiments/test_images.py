@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 
@@ -123,3 +124,18 @@ def test_a_run_with_augmentation_is_told_to_the_end(tmp_path: Path) -> None:
 def test_a_device_that_is_not_there_is_named() -> None:
     with pytest.raises(UnavailableError, match="the device 'nowhere' can't be used"):
         parts(Config(device="nowhere"))
+
+
+def test_enough_seeds_of_the_papers_images_decide() -> None:
+    run = small()
+    tables = {
+        name: pd.concat([table.assign(seed=table["seed"] + 2 * k) for k in range(2)])
+        for name, table in run.tables.items()
+        if "seed" in table
+    }
+    tables["turns"] = run.tables["turns"]
+    tables["rows"].loc[tables["rows"]["row"] == OURS, ["nll", "ece"]] = 0.01
+    config = dataclasses.replace(run.config, preset="cifar10-5k", seeds=4)
+    gap, calibrated, _ = images.verdicts(config, tables)
+    assert calibrated.status == "held"
+    assert gap.status != "undecided"

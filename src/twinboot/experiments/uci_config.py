@@ -31,7 +31,7 @@ class Config:
     large_batch: int = 256
     """Rows of a step for large sets, so that they take no more steps than small ones."""
     updates: int = 2000
-    """Steps on all rows, of which the epochs of all methods follow. The run takes some 20 minutes of one core."""
+    """Steps on all rows, of which the epochs of all methods follow. The run takes some 45 minutes of one core."""
     epochs: int = 40
     """At least, however large a set is: the passes that the literature's first comparison made."""
     rate: float = 0.01
