@@ -1,7 +1,7 @@
 # Two commands; each sets up everything it needs in .venv on a machine with Python 3.11+ and make.
 #   make demo   see the method at work: all experiments with few seeds, and a page that shows them
 #   make test   lint, types and tests
-.PHONY: demo test bench figures cifar10 marmousi clean
+.PHONY: demo test bench figures cifar10 uci marmousi clean
 .DEFAULT_GOAL := demo
 PYTHON ?= python3
 BIN := .venv/bin
@@ -30,6 +30,13 @@ cifar10: .venv/ready
 	$(BIN)/twinboot images --preset cifar10-5k --data $(DATA) --jobs 2 --out out/full
 	$(BIN)/twinboot report out/full
 	cp out/full/images-cifar10-5k/figure.png docs/figures/cifar10-5k.png
+	cp out/full/report.md docs/results.md
+
+# The nine regression sets, as one file: make uci DATA=FILE.npz.
+uci: .venv/ready
+	$(BIN)/twinboot uci --data $(DATA) --jobs 2 --out out/full
+	$(BIN)/twinboot report out/full
+	cp out/full/uci/figure.png docs/figures/uci.png
 	cp out/full/report.md docs/results.md
 
 # The same inversion on a velocity model of your own: make marmousi MODEL=FILE.npz (m/s on a grid of 20 m).
