@@ -1,0 +1,155 @@
+"""Twin-Boot as scikit-learn estimators.
+
+    from twinboot.integrations.sklearn import TwinBootRegressor
+
+    model = TwinBootRegressor(random_state=0).fit(X, y)
+    low, high = model.predict_interval(X_new, level=0.9)
+
+The rows that no twin saw stop the training and calibrate what is predicted (`rows.py`, `conformal.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import TensorDataset
+
+try:
+    from sklearn.base import ClassifierMixin, RegressorMixin
+    from sklearn.utils.multiclass import check_classification_targets
+
+    from .estimator import TwinBoot
+except ImportError as error:
+    raise ImportError("these estimators need scikit-learn 1.6 or newer: pip install 'twinboot[sklearn]'.") from error
+
+from . import conformal
+
+ENOUGH = 50  # unseen rows for a temperature: fewer would leave it to chance
+LEAST_NOISE = 0.05  # share of the squared errors, where the draws alone vary more than those
+
+
+class TwinBootClassifier(ClassifierMixin, TwinBoot):  # type: ignore[misc]
+    """A network of which two twins train on bootstrap samples of the rows, as a classifier.
+
+    About 13.5 % of the rows are seen by neither twin. They stop the training, and where there are at least 50 they also
+    set the temperature of the probabilities and the scale of the weight noise.
+
+    Inputs are standardised inside, by the rows that the twins see; sparse ones are made dense. In small tables, where
+    both twins may see every row, other bootstrap samples are drawn until a row is unseen by both.
+
+    `fit` takes a `sample_weight`. A weight of 0 is a missing row and, where all weights are whole numbers, a weight of
+    2 is a row that comes twice, bit for bit; the order of the rows does not matter either. Other weights multiply the
+    loss of a row, and only their ratios matter.
+
+    After `fit` there are `estimate_`, the `twinboot.Estimate` of standardised inputs, (X - `center_`) / `spread_`,
+    whose `save` needs no pickle; `history_` with a value for each epoch; `best_epoch_`; `seed_` and `classes_`.
+
+    >>> from sklearn.datasets import load_iris
+    >>> X, y = load_iris(return_X_y=True)
+    >>> model = TwinBootClassifier(epochs=20, random_state=0).fit(X, y)
+    >>> model.score(X, y) > 0.9, model.predict_proba(X).shape
+    (True, (150, 3))
+    """
+
+    _task = "classification"
+    _sets_aside = False
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TwinBootClassifier:
+        """Train twins on rows X and their classes y."""
+        X, y, weight = self._check(X, y, sample_weight)
+        check_classification_targets(y)
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"y has one class only, {self.classes_[0]!r}, and there must be at least two classes.")
+        rows, shares = self._fit(X, codes.astype(np.float64), weight, len(self.classes_))
+        unseen = shares.stopping
+        if len(unseen) >= ENOUGH and self.samples:
+            x, labels = self._standardised(rows.x).float()[unseen], torch.from_numpy(rows.y).long()[unseen]
+            self.estimate_.calibrate(TensorDataset(x, labels), samples=self.samples, seed=self.seed_)
+        return self
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
+        """Class probabilities, in the order of `classes_`."""
+        return np.asarray(self._prediction(self._checked_input(X)).probs.cpu())
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """The most probable classes."""
+        labels = self.predict_proba(X).argmax(1)
+        return np.asarray(self.classes_[labels])
+
+
+class TwinBootRegressor(RegressorMixin, TwinBoot):  # type: ignore[misc]
+    """A network of which two twins train on bootstrap samples of the rows, as a regressor with error bars.
+
+    About 13.5 % of the rows are seen by neither twin. Half of those stop the training and tell the noise of the values;
+    the other half is left alone until the end and calibrates `predict_interval`. For rows that are exchangeable with
+    new ones its guarantee is therefore exact, on the average over tables and new rows. (It is approximate with weights
+    that are not whole numbers, and void where rows were copied on purpose, or by weights above 1, so that the twins saw
+    copies of what calibrates.)
+
+    Inputs and targets are standardised inside, by the rows that the twins see; sparse inputs are made dense. In small
+    tables, where both twins may see every row, other bootstrap samples are drawn until two rows are unseen (one, if two
+    cannot be).
+
+    `fit` takes a `sample_weight`. A weight of 0 is a missing row and, where all weights are whole numbers, a weight of
+    2 is a row that comes twice, bit for bit; the order of the rows does not matter either. Other weights multiply the
+    loss of a row, and only their ratios matter.
+
+    After `fit` there are `estimate_`, the `twinboot.Estimate` of standardised inputs, (X - `center_`) / `spread_`,
+    whose `save` needs no pickle; `history_` with a value for each epoch; `best_epoch_`; `seed_` and `noise_`.
+
+    >>> from sklearn.datasets import load_diabetes
+    >>> X, y = load_diabetes(return_X_y=True)
+    >>> model = TwinBootRegressor(epochs=20, random_state=0).fit(X[:300], y[:300])
+    >>> low, high = model.predict_interval(X[300:], level=0.9)
+    >>> ((low <= y[300:]) & (y[300:] <= high)).mean() > 0.8
+    True
+    """
+
+    _task = "regression"
+    _sets_aside = True
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TwinBootRegressor:
+        """Train twins on rows X and their values y."""
+        X, y, weight = self._check(X, y, sample_weight)
+        rows, shares = self._fit(X, np.asarray(y, np.float64), weight, 1)
+        # The noise is that of the rows that stopped, so that the scale of the scores knows nothing of those set aside.
+        stop, aside = shares.stopping.numpy(), shares.aside.numpy()
+        mean, spread = self._mean_and_spread(rows.x[stop])
+        errors = np.average((rows.y[stop] - mean) ** 2, weights=rows.weight[stop])
+        noise = max(errors - np.average(spread**2, weights=rows.weight[stop]), LEAST_NOISE * errors)
+        self.noise_ = math.sqrt(max(noise, (1e-6 * self.target_spread_) ** 2))  # a perfect fit has a scale, too
+        mean, std = self._mean_and_std(rows.x[aside])
+        self.scores_, self.scores_weight_ = np.abs(rows.y[aside] - mean) / std, rows.weight[aside]
+        return self
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """The expected values, and with `return_std` the standard deviation of a new measurement around them: what the
+        data leave open about the weights, and the noise of the measurement itself (`noise_`)."""
+        mean, std = self._mean_and_std(self._checked_input(X))
+        return (mean, std) if return_std else mean
+
+    def predict_interval(self, X: Any, level: float = 0.9) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Lower and upper ends of intervals, each of which holds a new measurement with a probability of `level`.
+
+        Infinite where too few rows were set aside to say it: level / (1 - level) are needed, 9 for 90 %.
+        """
+        mean, std = self._mean_and_std(self._checked_input(X))
+        half = conformal.quantile(self.scores_, level, self.scores_weight_)
+        return mean - half * std, mean + half * std
+
+    def _mean_and_std(self, x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        mean, spread = self._mean_and_spread(x)
+        return mean, np.hypot(spread, self.noise_)
+
+    def _mean_and_spread(self, x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """In the target's units: the mean over draws of the weights, and how far these spread."""
+        if not len(x):
+            return np.empty(0), np.empty(0)
+        found = self._prediction(x)
+        mean, spread = (np.asarray(v.cpu()).reshape(len(x)) * self.target_spread_ for v in (found.mean, found.std))
+        return mean + self.target_center_, spread

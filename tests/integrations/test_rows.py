@@ -1,0 +1,84 @@
+"""The order of rows and who sees them: the rows' own, and fair."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from twinboot.integrations.rows import Rows, moments, ordered, shared
+
+
+def table(n: int = 40) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(n, 3)), rng.normal(size=n), rng.integers(1, 4, n).astype(float)
+
+
+def assert_same(first: Rows, second: Rows) -> None:
+    for name in ("x", "y", "weight"):
+        np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_order_of_the_table_does_not_matter(whole: bool) -> None:
+    x, y, weight = table()
+    weight = weight if whole else weight + 0.5
+    mixed = np.random.default_rng(1).permutation(len(x))
+    assert_same(ordered(x, y, weight, 0), ordered(x[mixed], y[mixed], weight[mixed], 0))
+
+
+def test_a_whole_weight_is_a_row_that_comes_as_often() -> None:
+    x, y, weight = table()
+    often = weight.astype(int)
+    found = ordered(x, y, weight, 0)
+    assert_same(found, ordered(x.repeat(often, 0), y.repeat(often), np.ones(often.sum()), 0))
+    assert len(found.x) == weight.sum()
+
+
+def test_other_weights_stay_with_their_rows_and_only_their_ratios_matter() -> None:
+    x, y, weight = table()
+    found = ordered(x, y, weight + 0.5, 0)
+    assert found.weight.mean() == pytest.approx(1)
+    assert len(found.x) == len(x)
+    of = {row.tobytes(): w for row, w in zip(x, (weight + 0.5) / (weight + 0.5).mean(), strict=True)}
+    np.testing.assert_allclose(found.weight, [of[row.tobytes()] for row in found.x])
+    assert_same(ordered(x, y, np.full(len(x), 0.7), 0), ordered(x, y, np.ones(len(x)), 0))
+
+
+def test_signed_zeros_are_equal() -> None:
+    zeros, y = np.array([[0.0, 1.0], [-0.0, 2.0]]), np.zeros(2)
+    assert_same(ordered(zeros, y, np.ones(2), 0), ordered(np.abs(zeros), -y, np.ones(2), 0))
+
+
+def test_a_seed_does_not_pick_the_same_ranks_of_every_table() -> None:
+    """The mean rank of what seed 0 sets aside has the variance of a fair sample of ranks, over tables."""
+    tables, n = 300, 200
+    aside = shared(n, 0, set_aside=True).aside.numpy()
+    ranks = []
+    for number in range(tables):
+        y = np.random.default_rng(number).normal(size=n)
+        rows = ordered(np.zeros((n, 1)), y, np.ones(n), 0)
+        ranks.append(np.argsort(np.argsort(rows.y))[aside].mean())
+    m = len(aside)
+    variance = (n + 1) * (n - m) / (12 * m)  # of the mean of m of n ranks, without replacement
+    assert abs(np.mean(ranks) - (n - 1) / 2) < 4 * math.sqrt(variance / tables)
+    assert np.var(ranks) == pytest.approx(variance, rel=4 * math.sqrt(2 / tables))
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 10, 500])
+@pytest.mark.parametrize("set_aside", [True, False])
+def test_rows_are_shared_out_without_overlap_however_few_they_are(n: int, set_aside: bool) -> None:
+    for seed in range(20):
+        shares = shared(n, seed, set_aside)
+        parts = torch.cat([shares.seen, shares.stopping, shares.aside])
+        assert sorted(parts.tolist()) == list(range(n))
+        assert len(shares.stopping) >= 1
+        assert len(shares.stopping) - len(shares.aside) in ((0, 1) if set_aside else (len(shares.stopping),))
+        assert shares.bootstrap.counts.sum(1).tolist() == [n, n]
+
+
+def test_constant_columns_are_left_as_they_are() -> None:
+    values = np.c_[np.full(7, 0.1), np.arange(7.0)]
+    center, spread = moments(values, np.ones(7))
+    np.testing.assert_allclose(center, [0.1, 3])
+    np.testing.assert_allclose(spread, [1, 2])

@@ -1,0 +1,263 @@
+"""The estimators keep scikit-learn's contract, and their intervals what they promise."""
+
+import copy
+import importlib
+import io
+import math
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import sparse
+from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.datasets import load_diabetes, load_iris
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import PolynomialFeatures
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch import nn
+
+from twinboot import Estimate
+from twinboot.integrations.sklearn import TwinBootClassifier, TwinBootRegressor
+
+TINY: dict[str, Any] = {"hidden": (8,), "epochs": 8, "learning_rate": 0.1, "samples": 2}
+BOTH = [TwinBootClassifier, TwinBootRegressor]
+
+
+def classifier(**options: Any) -> TwinBootClassifier:
+    return TwinBootClassifier(**{**TINY, "random_state": 0, **options})
+
+
+def regressor(**options: Any) -> TwinBootRegressor:
+    return TwinBootRegressor(**{**TINY, "random_state": 0, **options})
+
+
+def values(n: int = 120, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Noise that is heavy-tailed and larger for some rows."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 3))
+    return x, x[:, 0] - x[:, 1] ** 2 + np.exp(x[:, 2]) * rng.standard_t(3, n)
+
+
+def outputs(model: Any, x: Any) -> np.ndarray:
+    return np.column_stack([model.predict_proba(x)] if hasattr(model, "predict_proba") else model.predict_interval(x))
+
+
+@parametrize_with_checks([TwinBootClassifier(**TINY), TwinBootRegressor(**TINY)])  # type: ignore[untyped-decorator]
+def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+def test_intervals_hold_as_many_new_values_as_the_ranks_of_exchangeable_rows_say() -> None:
+    """Of a table with c rows set aside, the k-th score of which is taken, the share held is Beta(k, c + 1 - k)."""
+    level, tables, new = 0.8, 60, 200
+    held, expected, variance = [], [], []
+    for number in range(tables):
+        x, y = values(150 + new, seed=number)
+        order = np.argsort(y[:150])  # a table that is sorted is as good as any
+        model = regressor(epochs=2).fit(x[:150][order], y[:150][order])  # one seed for all tables
+        low, high = model.predict_interval(x[150:], level)
+        held.append(((low <= y[150:]) & (y[150:] <= high)).mean())
+        c = len(model.scores_)
+        k = math.ceil(round((c + 1) * level, 9))
+        p = k / (c + 1)
+        expected.append(p)
+        variance.append(p * (1 - p) / (c + 2) * (1 - 1 / new) + p * (1 - p) / new)
+        assert k <= c
+    assert min(expected) >= level
+    assert abs(np.mean(held) - np.mean(expected)) < 4 * math.sqrt(np.mean(variance) / tables)
+
+
+def test_what_calibrates_changes_nothing_that_is_predicted_but_the_width() -> None:
+    x, y = values()
+    model = regressor().fit(x, y)
+    score = model.scores_.max()
+    mean, std = model.predict(x, return_std=True)
+    [row] = np.flatnonzero(np.isclose(np.abs(y - mean) / std, score, rtol=1e-9))  # it is the row of that score
+    assert score > 0
+    np.testing.assert_allclose(model.predict_interval(x[row : row + 1], 1 - 1e-9), [[-np.inf], [np.inf]])
+    low, high = model.predict_interval(x, 0.5)
+    np.testing.assert_allclose(low + high, 2 * mean)
+    np.testing.assert_allclose((high - low) / std, (high - low)[0] / std[0])
+
+
+def test_the_standard_deviation_has_the_noise_of_a_new_measurement() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1500, 2))
+    y = 1000 + 50 * x[:, 0] + 20 * rng.normal(size=1500)
+    model = regressor(epochs=20, samples=16, learning_rate=0.01).fit(x, y)
+    stopping = (1500 * math.exp(-2)) / 2
+    assert model.noise_ == pytest.approx(20, rel=4 / math.sqrt(2 * stopping) + 0.05)  # and 5 % for what is not learned
+    mean, std = model.predict(x, return_std=True)
+    assert (std >= model.noise_).all()
+    assert (std > model.noise_).any()
+    assert np.sqrt(np.mean((y - mean) ** 2)) == pytest.approx(20, rel=0.15)
+    _, certain = regressor(samples=0).fit(x, y).predict(x[:5], return_std=True)
+    np.testing.assert_array_equal(certain, certain[0])  # the mean model has no spread of its own
+
+
+@pytest.mark.parametrize("make", [classifier, regressor])
+def test_weights_are_repetitions_and_the_order_does_not_matter(make: Any) -> None:
+    x, y = values(60)
+    y = np.sign(y) if make is classifier else y
+    often = np.random.default_rng(1).integers(0, 3, 60)
+    mixed = np.random.default_rng(2).permutation(60)
+    weighted = make().fit(x[mixed], y[mixed], sample_weight=often[mixed])
+    repeated = make().fit(x.repeat(often, 0), y.repeat(often))
+    np.testing.assert_array_equal(outputs(weighted, x), outputs(repeated, x))
+    halves = make().fit(x, y, sample_weight=np.full(60, 0.5))
+    np.testing.assert_array_equal(outputs(halves, x), outputs(make().fit(x, y), x))
+
+
+def test_weights_that_are_not_whole_pull_the_prediction() -> None:
+    """Of two values at the same place, the prediction is their weighted mean: 0.9 * 1 + 0.1 * (-1)."""
+    x, y = np.zeros((400, 1)), np.tile([1.0, -1.0], 200)
+    weight = np.where(y > 0, 1.8, 0.2)
+    model = regressor(hidden=(), epochs=60, learning_rate=0.02).fit(x, y, sample_weight=weight)
+    assert model.predict(x[:1])[0] == pytest.approx(0.8, abs=0.1)
+    probs = classifier(hidden=(), epochs=60, learning_rate=0.02).fit(x, y, sample_weight=weight).predict_proba(x[:1])
+    assert probs[0, 1] == pytest.approx(0.9, abs=0.06)
+
+
+@pytest.mark.parametrize("make", [classifier, regressor])
+def test_a_seed_gives_the_same_bits_and_moves_no_global_generator(make: Any) -> None:
+    x, y = load_iris(return_X_y=True)
+    before = torch.get_rng_state()
+    first, second, other = (make(random_state=seed).fit(x, y) for seed in (3, 3, 4))
+    assert torch.equal(before, torch.get_rng_state())
+    np.testing.assert_array_equal(outputs(first, x), outputs(second, x))
+    assert (outputs(first, x) != outputs(other, x)).any()
+    assert make(random_state=None).fit(x, y).seed_ != make(random_state=None).fit(x, y).seed_
+
+
+@pytest.mark.parametrize("make", [classifier, regressor])
+def test_copies_of_a_fitted_estimator_predict_the_same(make: Any, tmp_path: Path) -> None:
+    x, y = load_iris(return_X_y=True)
+    model = make().fit(x, y)
+    buffer = io.BytesIO()
+    joblib.dump(model, buffer)
+    buffer.seek(0)
+    for other in (joblib.load(buffer), pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        np.testing.assert_array_equal(outputs(model, x), outputs(other, x))
+    with pytest.raises(NotFittedError):
+        clone(model).predict(x)
+    model.estimate_.save(tmp_path / "estimate.safetensors")
+    loaded = Estimate.load(tmp_path / "estimate.safetensors", model.estimate_.module)
+    inputs = torch.from_numpy((x - model.center_) / model.spread_).float()
+    assert torch.equal(loaded(inputs), model.estimate_(inputs))
+
+
+def test_classes_may_be_strings_and_are_found_again() -> None:
+    x, y = load_iris(return_X_y=True)
+    names = np.array(["setosa", "versicolor", "virginica"])[y]
+    model = classifier(epochs=30).fit(x, names)
+    assert model.classes_.tolist() == ["setosa", "versicolor", "virginica"]
+    assert model.score(x, names) > 0.9
+    np.testing.assert_allclose(model.predict_proba(x).sum(1), 1)
+    np.testing.assert_array_equal(model.predict(x), model.classes_[model.predict_proba(x).argmax(1)])
+
+
+def test_enough_unseen_rows_set_the_temperature() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(600, 2))
+    y = x[:, 0] + rng.logistic(size=600) > 0  # the probability of True is a logistic function of x
+    assert classifier().fit(x, y).estimate_.temperature != 1
+    assert classifier().fit(x[:100], y[:100]).estimate_.temperature == 1
+
+
+@pytest.mark.parametrize("make", [classifier, regressor])
+def test_sparse_tables_and_tables_with_names(make: Any) -> None:
+    x, y = load_iris(return_X_y=True)
+    dense = outputs(make().fit(x, y), x)
+    for kind in (sparse.csr_matrix, sparse.csc_array, sparse.coo_matrix):
+        np.testing.assert_array_equal(outputs(make().fit(kind(x), y), kind(x)), dense)
+    frame = pd.DataFrame(x, columns=list("abcd"))
+    model = make().fit(frame, pd.Series(y))
+    assert model.feature_names_in_.tolist() == list("abcd")
+    assert model.n_features_in_ == 4
+    np.testing.assert_array_equal(outputs(model, frame), dense)
+    with pytest.raises(ValueError, match="feature names"):
+        model.predict(frame[list("dcba")])
+
+
+def test_it_works_inside_scikit_learns_own_tools() -> None:
+    x, y = load_diabetes(return_X_y=True)
+    pipeline = make_pipeline(PolynomialFeatures(), regressor())
+    assert cross_val_score(pipeline, x, y, cv=3).mean() > 0.2
+    search = GridSearchCV(regressor(), {"hidden": [(4,), (8, 8)], "mode": ["sample", "centered"]}, cv=2).fit(x, y)
+    assert search.best_score_ > 0.2
+    x, y = load_iris(return_X_y=True)
+    calibrated = CalibratedClassifierCV(classifier(epochs=30), cv=3).fit(x, y)
+    assert calibrated.score(x, y) > 0.9
+
+
+def test_a_network_of_ones_own_and_early_stopping() -> None:
+    made = []
+
+    def network(inputs: int, outputs: int) -> nn.Module:
+        made.append((inputs, outputs))
+        return nn.Sequential(nn.Linear(inputs, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, outputs))
+
+    x, y = load_iris(return_X_y=True)
+    model = classifier(network=network, epochs=300, patience=3).fit(x, y)
+    assert made == [(4, 3)]
+    assert len(model.history_["epoch"]) == model.best_epoch_ + 3 < 300
+    regressor(network=network).fit(x, x[:, 0])
+    assert made[1:] == [(4, 1)]
+    assert len(classifier(patience=None).fit(x, y).history_["epoch"]) == TINY["epochs"]
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+@pytest.mark.parametrize("make", [classifier, regressor])
+def test_a_handful_of_rows_is_enough_to_predict_and_too_few_for_intervals(make: Any, n: int) -> None:
+    for seed in range(5):
+        x, y = np.arange(2.0 * n).reshape(n, 2), np.arange(n) % 2
+        found = outputs(make(random_state=seed, batch_size=1).fit(x, y), x)
+        assert np.isfinite(found).all() if make is classifier else np.isinf(found).all()
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_partial_fit_is_refused_with_a_reason(kind: Any) -> None:
+    assert not hasattr(kind(), "partial_fit")
+    with pytest.raises(AttributeError, match="which rows a twin sees is drawn once"):
+        kind().partial_fit([[0.0]], [0])
+
+
+def test_mistakes_get_one_sentence() -> None:
+    x, y = values(30)
+    for options, weight, said in [
+        ({"hidden": 50}, None, "hidden must hold numbers of units"),
+        ({"hidden": (0,)}, None, "hidden must hold numbers of units"),
+        ({"samples": 1}, None, "samples must be 0"),
+        ({"epochs": 0}, None, "epochs and patience must be at least 1"),
+        ({"mode": "none"}, None, "mode"),
+        ({}, -np.ones(30), "sample_weight must not be negative"),
+        ({}, (np.arange(30) == 3), "sample_weight leaves 1 sample"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            regressor(**options).fit(x, y, sample_weight=weight)
+    with pytest.raises(ValueError, match="level must lie between 0 and 1"):
+        regressor().fit(x, y).predict_interval(x, 90)
+    with pytest.raises(ValueError, match="at least two classes"):
+        classifier().fit(x, np.zeros(30))
+
+
+def test_without_scikit_learn_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.base", None)
+    monkeypatch.delitem(sys.modules, "twinboot.integrations.sklearn")
+    with pytest.raises(ImportError, match=r"pip install 'twinboot\[sklearn\]'\.$"):
+        importlib.import_module("twinboot.integrations.sklearn")
+
+
+def test_the_package_itself_does_not_load_scikit_learn() -> None:
+    code = "import sys, twinboot; print([m for m in sys.modules if m.split('.')[0] in ('sklearn', 'scipy', 'pandas')])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
