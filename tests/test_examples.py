@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -47,4 +49,19 @@ def test_a_frozen_backbone_is_shared_by_the_twins_and_the_head_learns_from_few_l
     head = 256 * 5 + 5
     held, twice = int(counts[1]), int(counts[2])
     assert held - head == twice / 2  # the backbone once, the head twice
+    assert said.stderr == ""
+
+
+def test_a_scikit_learn_pipeline_has_intervals_that_hold_what_they_say() -> None:
+    pytest.importorskip("sklearn", reason="the example needs the extra sklearn")
+    example = [sys.executable, str(EXAMPLES / "sklearn_pipeline.py")]
+    said = subprocess.run(example, capture_output=True, text=True, check=True)
+    scores = [float(score) for score in re.findall(r"R\^2 (\d\.\d+)", said.stdout)]
+    found = re.findall(r"(\d+)% intervals hold (\d+)% of the test values; mean width (\d+)", said.stdout)
+    assert len(scores) == 2
+    assert min(scores) > 0.3
+    assert [int(level) for level, _, _ in found] == [50, 80, 90]
+    # About 20 rows calibrate, so the share that an interval holds has a standard deviation of up to 11 %.
+    assert all(abs(int(held) - int(level)) < 30 for level, held, _ in found)
+    assert [int(width) for *_, width in found] == sorted(int(width) for *_, width in found)
     assert said.stderr == ""

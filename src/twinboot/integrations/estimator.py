@@ -176,4 +176,5 @@ class TwinBoot(BaseEstimator):  # type: ignore[misc]
 
 
 def _dense(x: Any) -> NDArray[np.float64]:
-    return np.asarray(x.toarray() if hasattr(x, "toarray") else x, np.float64)
+    """Row by row in memory, as products of matrices round otherwise where a table lies column by column."""
+    return np.ascontiguousarray(x.toarray() if hasattr(x, "toarray") else x, np.float64)

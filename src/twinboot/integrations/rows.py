@@ -40,7 +40,8 @@ def ordered(x: Floats, y: Floats, weight: Floats, seed: int) -> Rows:
     if (weight == np.round(weight)).all():
         repeats, weight = weight.astype(np.int64), np.ones(len(weight))
     else:
-        repeats, weight = np.ones(len(weight), np.int64), weight / weight.mean()
+        equal = weight.min() == weight.max()  # to the last bit as if there were none
+        repeats, weight = np.ones(len(weight), np.int64), np.ones(len(weight)) if equal else weight / weight.mean()
     x, y = x + 0.0, y + 0.0  # -0.0 is 0.0: they are equal, but not their bytes
     key = derive(seed, "order").to_bytes(8, "little")
     hashes = [

@@ -35,11 +35,11 @@ LEAST_NOISE = 0.05  # share of the squared errors, where the draws alone vary mo
 class TwinBootClassifier(ClassifierMixin, TwinBoot):  # type: ignore[misc]
     """A network of which two twins train on bootstrap samples of the rows, as a classifier.
 
-    About 13.5 % of the rows are seen by neither twin. They stop the training, and where there are at least 50 they also
-    set the temperature of the probabilities and the scale of the weight noise.
+    About 13.5 % of the rows are seen by neither twin. They stop the training. Where there are at least 50, with weights
+    that are whole numbers, they also set the temperature of the probabilities and the scale of the weight noise.
 
     Inputs are standardised inside, by the rows that the twins see; sparse ones are made dense. In small tables, where
-    both twins may see every row, other bootstrap samples are drawn until a row is unseen by both.
+    both twins may see every row, other bootstrap samples are drawn until two rows are unseen (one, if two cannot be).
 
     `fit` takes a `sample_weight`. A weight of 0 is a missing row and, where all weights are whole numbers, a weight of
     2 is a row that comes twice, bit for bit; the order of the rows does not matter either. Other weights multiply the
@@ -67,7 +67,7 @@ class TwinBootClassifier(ClassifierMixin, TwinBoot):  # type: ignore[misc]
             raise ValueError(f"y has one class only, {self.classes_[0]!r}, and there must be at least two classes.")
         rows, shares = self._fit(X, codes.astype(np.float64), weight, len(self.classes_))
         unseen = shares.stopping
-        if len(unseen) >= ENOUGH and self.samples:
+        if len(unseen) >= ENOUGH and self.samples and (rows.weight == 1).all():  # `calibrate` knows no weights
             x, labels = self._standardised(rows.x).float()[unseen], torch.from_numpy(rows.y).long()[unseen]
             self.estimate_.calibrate(TensorDataset(x, labels), samples=self.samples, seed=self.seed_)
         return self
