@@ -56,12 +56,12 @@ def test_a_scikit_learn_pipeline_has_intervals_that_hold_what_they_say() -> None
     pytest.importorskip("sklearn", reason="the example needs the extra sklearn")
     example = [sys.executable, str(EXAMPLES / "sklearn_pipeline.py")]
     said = subprocess.run(example, capture_output=True, text=True, check=True)
-    scores = [float(score) for score in re.findall(r"R\^2 (\d\.\d+)", said.stdout)]
+    score = re.search(r"R\^2 (0\.\d+)", said.stdout)
     found = re.findall(r"(\d+)% intervals hold (\d+)% of the test values; mean width (\d+)", said.stdout)
-    assert len(scores) == 2
-    assert min(scores) > 0.3
+    assert score is not None
+    assert float(score[1]) > 0.3
     assert [int(level) for level, _, _ in found] == [50, 80, 90]
-    # About 20 rows calibrate, so the share that an interval holds has a standard deviation of up to 11 %.
-    assert all(abs(int(held) - int(level)) < 30 for level, held, _ in found)
+    # About 20 rows calibrate, so a split's share has a standard deviation of 11 % at 50 %; the five share their rows.
+    assert all(abs(int(held) - int(level)) < 25 for level, held, _ in found)
     assert [int(width) for *_, width in found] == sorted(int(width) for *_, width in found)
     assert said.stderr == ""
