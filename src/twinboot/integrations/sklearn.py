@@ -106,7 +106,7 @@ class TwinBootRegressor(RegressorMixin, TwinBoot):  # type: ignore[misc]
     >>> X, y = load_diabetes(return_X_y=True)
     >>> model = TwinBootRegressor(epochs=20, random_state=0).fit(X[:300], y[:300])
     >>> low, high = model.predict_interval(X[300:], level=0.9)
-    >>> ((low <= y[300:]) & (y[300:] <= high)).mean() > 0.8
+    >>> bool(((low <= y[300:]) & (y[300:] <= high)).mean() > 0.8)
     True
     """
 
