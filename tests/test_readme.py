@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from loops import classes, mlp
@@ -38,7 +39,7 @@ def test_both_sides_of_the_diff_run() -> None:
 
 def test_the_snippets_run_after_the_loop(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    predict, weighted, stacked, resume, whole, inverse = blocks("python")
+    predict, weighted, stacked, resume, whole, _, inverse = blocks("python")
     names = scope()
     exec(one_side(blocks("diff")[0], drop="-"), names)
     names["x"] = names["dataset"].tensors[0]
@@ -65,3 +66,13 @@ def test_the_snippets_run_after_the_loop(tmp_path: Path, monkeypatch: Any) -> No
     kernel = torch.randn(50, 900, generator=torch.Generator().manual_seed(0))
     names |= {"operator": lambda field: kernel @ field.flatten(), "measurements": kernel.mean(1)}
     exec(inverse, names | {"invert": partial(invert, steps=5)})
+
+
+def test_the_snippet_for_scikit_learn_runs() -> None:
+    pytest.importorskip("sklearn", reason="the extra sklearn is not installed")
+    x = torch.randn(300, 2, generator=torch.Generator().manual_seed(0)).numpy()
+    names = {"X": x[:200], "y": x[:200].sum(1), "X_new": x[200:]}
+    exec(blocks("python")[5], names)
+    assert (names["std"] > 0).all()
+    assert (names["low"] < names["mean"]).all()
+    assert (names["mean"] < names["high"]).all()
