@@ -160,8 +160,8 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
     def look(epoch: int, estimate: Estimate, twins: Twins) -> None:
         shown, _ = accuracy(estimate.module, images, images.trained_on[:LOOK])
         sigma = {layer: value.square().mean().sqrt().item() for layer, value in estimate.sigma.items()}
-        with replacing(_look(scratch, epoch)) as partial:
-            partial.write_text(json.dumps({"train": shown, "sigma": sigma}))
+        with replacing(_look(scratch, epoch)) as file:
+            file.write_text(json.dumps({"train": shown, "sigma": sigma}))
         if epoch == task.epochs:
             plain = twins.estimate()
             with own_randomness(_device(plain), task.seed, "statistics"):
