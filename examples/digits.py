@@ -1,10 +1,10 @@
-"""Handwritten digits with `fit`: one call, error bars that know when they are wrong, and no data set aside.
+"""Handwritten digits with `fit`: one call, doubt that finds most errors, and no split of the data.
 
 .venv/bin/python examples/digits.py
 """
 
 import torch
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from twinboot import fit
 from twinboot.experiments import datasets, networks
@@ -15,7 +15,6 @@ train = TensorDataset(datasets.standardised(images.train_x, moments), images.tra
 test_x, test_y = datasets.standardised(images.test_x, moments), images.test_y
 
 found = fit(networks.small(images.classes, channels=1), train, epochs=15, patience=5, seed=0)
-found.estimate.calibrate(Subset(train, found.bootstrap.unseen.tolist()))
 
 prediction = found.estimate.predict(test_x)
 wrong = prediction.labels != test_y

@@ -1,4 +1,4 @@
-"""Twin-Boot in a plain PyTorch loop: handwritten digits, five lines more than without it.
+"""Twin-Boot in a plain PyTorch loop: handwritten digits, ten lines more than without it.
 
 .venv/bin/python examples/loop.py
 """

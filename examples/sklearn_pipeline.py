@@ -1,4 +1,4 @@
-"""Twin-Boot in a scikit-learn pipeline: intervals that hold as many new values as they say, with no data set aside.
+"""Twin-Boot in a scikit-learn pipeline: intervals that hold at least as many new values as they say, on average.
 
 .venv/bin/python examples/sklearn_pipeline.py (needs the extra sklearn)
 """

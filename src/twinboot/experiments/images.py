@@ -119,6 +119,11 @@ def _status(number: int, answers: list[bool], least: int = 3) -> Status:
     return "held" if all(answers) else "partly" if any(answers) else "not held"
 
 
+def _scope(number: int) -> str:
+    """What is to be said of numbers that decide nothing."""
+    return "" if number else " (here on digits; the claim is about CIFAR-10)"
+
+
 def _smaller_gap(wide: pd.DataFrame, number: int) -> Verdict:
     changes = [_difference(wide, column, OURS_MEAN, BASE) for column in ("gap", "accuracy")]
     gap, right = (with_error(*found, SIGNED) for found in changes)
@@ -127,7 +132,7 @@ def _smaller_gap(wide: pd.DataFrame, number: int) -> Verdict:
         "Section 4.2, Figure 4a",
         _status(number, [changes[0][0] + changes[0][1] < 0, changes[1][0] - changes[1][1] > 0]),
         f"Against a single model stopped by a hold-out, the gap of the mean changes by {gap} and the "
-        f"test accuracy by {right} (95 % intervals).",
+        f"test accuracy by {right}{_scope(number)}.",
     )
 
 
@@ -142,7 +147,7 @@ def _calibrated(wide: pd.DataFrame, number: int) -> Verdict:
         _status(number, [mean + half < 0 for mean, half in changes[:2]]),
         f"Draws around the mean against a single model stopped by a hold-out: calibration error {error} "
         f"({share:.0%} of it), negative log-likelihood {nll}. Against a single model that is averaged "
-        f"over the epochs in the same way the likelihood changes by {fair}.",
+        f"over the epochs in the same way the likelihood changes by {fair}{_scope(number)}.",
     )
 
 
@@ -158,14 +163,14 @@ def _structure(sigma: pd.DataFrame, number: int) -> list[Verdict]:
             "Section 4.2.1, Figure 5a",
             _status(number, [bool((falls < 0.5).all()), bool((falls < 0.9).mean() > 0.5)], least=1),
             f"At the end sigma is {falls.min():.0%} to {falls.max():.0%} of its highest value, which layers have after "
-            f"epoch {int(mean.idxmax(axis=1).min())} to {int(mean.idxmax(axis=1).max())}.",
+            f"epoch {int(mean.idxmax(axis=1).min())} to {int(mean.idxmax(axis=1).max())}{_scope(number)}.",
         ),
         Verdict(
             "The classifier is among the layers with the highest sigma.",
             "Section 4.2.1, Figure 5b",
             _status(number, [place <= math.ceil(len(order) / 4)], least=1),
             f"It is number {place} of {len(order)}; the highest is {order.index[0]}, {order.iloc[0]:.4f} against "
-            f"{last['classifier']:.4f}.",
+            f"{last['classifier']:.4f}{_scope(number)}.",
         ),
     ]
 
