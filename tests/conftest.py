@@ -1,6 +1,10 @@
+import os
+
 import pytest
 import torch
 
+# Read by scipy when it is first imported; without it scikit-learn leaves out one of its checks of an estimator.
+os.environ.setdefault("SCIPY_ARRAY_API", "1")
 # The tests run in as many processes as there are cores, and threads of all of them would wait for each other.
 torch.set_num_threads(1)
 

@@ -5,7 +5,19 @@
     model = TwinBootRegressor(random_state=0).fit(X, y)
     low, high = model.predict_interval(X_new, level=0.9)
 
-The rows that no twin saw stop the training and calibrate what is predicted (`rows.py`, `conformal.py`).
+The rows that no twin saw, about 13.5 % of them, stop the training and calibrate what is predicted (`rows.py`,
+`conformal.py`). In small tables, where both twins may see every row, other bootstrap samples are drawn until two rows
+are unseen (one, if two cannot be).
+
+Inputs, and the targets of regression, are standardised inside, by the rows that the twins see; sparse inputs are made
+dense.
+
+`fit` takes a `sample_weight`. A weight of 0 is a missing row and, where all weights are whole numbers, a weight of 2 is
+a row that comes twice, bit for bit; the order of the rows does not matter either. Other weights multiply the loss of a
+row, and only their ratios matter.
+
+After `fit` there are `estimate_`, the `twinboot.Estimate` of standardised inputs, (X - `center_`) / `spread_`, whose
+`save` needs no pickle; `history_` with a value for each epoch; `best_epoch_` and `seed_`.
 """
 
 from __future__ import annotations
@@ -35,18 +47,8 @@ LEAST_NOISE = 0.05  # share of the squared errors, where the draws alone vary mo
 class TwinBootClassifier(ClassifierMixin, TwinBoot):  # type: ignore[misc]
     """A network of which two twins train on bootstrap samples of the rows, as a classifier.
 
-    About 13.5 % of the rows are seen by neither twin. They stop the training. Where there are at least 50, with weights
-    that are whole numbers, they also set the temperature of the probabilities and the scale of the weight noise.
-
-    Inputs are standardised inside, by the rows that the twins see; sparse ones are made dense. In small tables, where
-    both twins may see every row, other bootstrap samples are drawn until two rows are unseen (one, if two cannot be).
-
-    `fit` takes a `sample_weight`. A weight of 0 is a missing row and, where all weights are whole numbers, a weight of
-    2 is a row that comes twice, bit for bit; the order of the rows does not matter either. Other weights multiply the
-    loss of a row, and only their ratios matter.
-
-    After `fit` there are `estimate_`, the `twinboot.Estimate` of standardised inputs, (X - `center_`) / `spread_`,
-    whose `save` needs no pickle; `history_` with a value for each epoch; `best_epoch_`; `seed_` and `classes_`.
+    Where at least 50 rows are unseen, with weights that are whole numbers, they also set the temperature of the
+    probabilities and the scale of the weight noise. `twinboot.integrations.sklearn` says what both estimators share.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -91,16 +93,7 @@ class TwinBootRegressor(RegressorMixin, TwinBoot):  # type: ignore[misc]
     that are not whole numbers, and void where rows were copied on purpose, or by weights above 1, so that the twins saw
     copies of what calibrates.)
 
-    Inputs and targets are standardised inside, by the rows that the twins see; sparse inputs are made dense. In small
-    tables, where both twins may see every row, other bootstrap samples are drawn until two rows are unseen (one, if two
-    cannot be).
-
-    `fit` takes a `sample_weight`. A weight of 0 is a missing row and, where all weights are whole numbers, a weight of
-    2 is a row that comes twice, bit for bit; the order of the rows does not matter either. Other weights multiply the
-    loss of a row, and only their ratios matter.
-
-    After `fit` there are `estimate_`, the `twinboot.Estimate` of standardised inputs, (X - `center_`) / `spread_`,
-    whose `save` needs no pickle; `history_` with a value for each epoch; `best_epoch_`; `seed_` and `noise_`.
+    `noise_` is the standard deviation of that noise. `twinboot.integrations.sklearn` says what both estimators share.
 
     >>> from sklearn.datasets import load_diabetes
     >>> X, y = load_diabetes(return_X_y=True)
