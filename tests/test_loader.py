@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loops import assert_same_bits, classes, pairs
+from processes import together
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
@@ -321,3 +322,87 @@ def test_batches_that_cannot_take_a_weight_get_a_sentence() -> None:
         list(PairedLoader(Weighted(6), Bootstrap(6), 2, "counts"))
     with pytest.raises(TypeError, match=r'resample="counts" can add counts to tensors, .* not to str'):
         list(PairedLoader(Numbers(6), Bootstrap(6), 2, "counts", collate_fn=str))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    n=st.sampled_from([12, 24, 48, 13, 37, 59]),
+    batch_size=st.sampled_from([1, 2, 3, 4, 5, 7]),
+    ranks=st.integers(2, 4),
+    resample=st.sampled_from(["draws", "counts"]),
+    seed=st.integers(0, 5),
+)
+def test_ranks_share_the_batches_of_one_process(n: int, batch_size: int, ranks: int, resample: Any, seed: int) -> None:
+    data, bootstrap = TensorDataset(torch.arange(n)), Bootstrap(n, seed=seed)
+    shares = [PairedLoader(data, bootstrap, batch_size, resample, share=(r, ranks)) for r in range(ranks)]
+    alone = PairedLoader(data, bootstrap, batch_size * ranks, resample)
+    for _ in range(2):
+        of_ranks = list(zip(*shares, strict=True))  # strict: all ranks have equally many steps, or a collective hangs
+        wholes = list(alone)
+        for parts, whole in zip(of_ranks, wholes, strict=False):
+            for twin in range(2):
+                joined = torch.cat([part[twin][0] for part in parts])
+                if {len(w[twin][0]) for w in wholes} == {batch_size * ranks}:  # no odd rest to be spread otherwise
+                    assert torch.equal(joined, whole[twin][0])
+                sizes = [len(part[twin][0]) for part in parts]
+                assert min(sizes) >= 1
+                assert max(sizes) - min(sizes) <= 1
+        for twin in range(2):
+            seen = torch.cat([part[twin][0] for parts in of_ranks for part in parts])
+            wanted = bootstrap.indices(twin) if resample == "draws" else bootstrap.indices(twin).unique()
+            assert torch.equal(seen.sort().values, wanted.sort().values)
+
+
+def test_ranks_have_random_transforms_of_their_own_and_the_first_has_those_of_one_process() -> None:
+    class Random(Numbers):
+        def __getitem__(self, i: int) -> Any:
+            return torch.rand(())
+
+    def drawn(share: tuple[int, int]) -> Tensor:
+        return next(iter(PairedLoader(Random(40), Bootstrap(40), 4, share=share)))[0]
+
+    first, second = drawn((0, 2)), drawn((1, 2))
+    assert not torch.equal(first, second)
+    assert torch.equal(first, drawn((0, 1)))
+
+
+def test_another_number_of_ranks_goes_on_in_the_middle_of_an_epoch() -> None:
+    data, bootstrap = TensorDataset(torch.arange(48)), Bootstrap(48)
+    two = [PairedLoader(data, bootstrap, 6, share=(r, 2)) for r in range(2)]
+    begun = [iter(loader) for loader in two]
+    for _ in range(2):
+        [next(batches) for batches in begun]
+    three = [PairedLoader(data, bootstrap, 4, share=(r, 3)) for r in range(3)]
+    for loader in three:
+        loader.load_state_dict(two[1].state_dict())
+    for old, new in zip(zip(*begun, strict=True), zip(*three, strict=True), strict=True):
+        assert torch.equal(torch.cat([pair[1][0] for pair in old]), torch.cat([pair[1][0] for pair in new]))
+    wrong = PairedLoader(data, bootstrap, 6, share=(0, 3))
+    with pytest.raises(ValueError, match="batch_size was 12 and is 18 here"):
+        wrong.load_state_dict(two[0].state_dict())
+
+
+def test_under_torch_distributed_a_loader_takes_its_rank_and_an_older_one_is_refused() -> None:
+    data, bootstrap = TensorDataset(torch.arange(40)), Bootstrap(40)
+    assert together(shares_of, PairedLoader(data, bootstrap, 5)) == [
+        [(0, 2), "the loader was made for rank 0 of 1, but this is rank 0 of 2"],
+        [(1, 2), "the loader was made for rank 0 of 1, but this is rank 1 of 2"],
+    ]
+
+
+def shares_of(made_before: PairedLoader) -> list[Any]:
+    with pytest.raises(RuntimeError) as refused:
+        next(iter(made_before))
+    return [PairedLoader(made_before.dataset, made_before.bootstrap, 5).share, str(refused.value).split(":")[0]]
+
+
+@pytest.mark.parametrize(
+    ("share", "says"),
+    [
+        ((2, 2), r"share must be \(rank, ranks\) with a rank from 0 to ranks - 1, not \(2, 2\)"),
+        ((0, 50), "50 ranks cannot share a batch: the twins have 40 samples, a batch 250"),
+    ],
+)
+def test_a_share_that_cannot_be_gets_a_sentence(share: tuple[int, int], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        PairedLoader(TensorDataset(torch.arange(40)), Bootstrap(40), 5, share=share)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
-from . import seeds
+from . import ranks, seeds
 from .bootstrap import Bootstrap
 from .randomness import seeded
 from .states import require_same
@@ -27,7 +27,7 @@ class PairedLoader:
         dataset: map-style, of as many samples as the bootstrap draws from. A `TensorDataset`, or a `Subset` of one, is
             indexed a whole batch at a time.
         bootstrap: who sees which sample how often.
-        batch_size: samples per twin and batch.
+        batch_size: samples per twin and batch, in each process.
         resample: `"draws"`: a sample that was drawn twice comes twice an epoch, as in the paper. `"counts"`: each
             distinct sample comes once, with its count as a weight: the last element of the batch, or the key "weight"
             if batches are mappings. Weights are counts scaled to a mean of 1 over the twin's sample, so that the loss
@@ -36,11 +36,16 @@ class PairedLoader:
         shuffle: a new order in each epoch, or ascending indices.
         drop_last: leave out the batches that are not full.
         seed: of the order and of random transforms in the dataset; by default the bootstrap's.
+        share: (rank, ranks): of each twin's batch of `ranks * batch_size` samples the part that this process trains on.
+            By default as `torch.distributed` was started, so that under `torchrun` the processes share an epoch, with
+            no sample left out or given twice.
         options: of `torch.utils.data.DataLoader`, such as `num_workers`, `collate_fn` or `pin_memory`.
 
     All twins get the same number of batches. Where they do not have equally many samples ("counts"), batches may differ
     in size. The order, and what transforms of the dataset draw from the global generators of torch, numpy and random,
-    depend on the seed, the epoch and the step alone: not on the number of workers, nor on interruptions of the run.
+    depend on the seed, the epoch and the step alone: not on the number of workers, nor on interruptions of the run. Of
+    several ranks each has transforms of its own. Their shares of a batch differ by one sample at most, where it does
+    not divide.
 
     `epoch` counts from 1. `state_dict()` after a batch and `load_state_dict()` continue with the next batch of that
     epoch; start the loop over epochs at `loader.epoch`. An epoch that was left early is continued by such a state, too,
@@ -57,9 +62,11 @@ class PairedLoader:
         shuffle: bool = True,
         drop_last: bool = False,
         seed: SupportsIndex | None = None,
+        share: tuple[int, int] | None = None,
         **options: Any,
     ) -> None:
         _check(dataset, bootstrap, batch_size, resample, options)
+        self._given, self.share = share, _checked_share(share or ranks.share())
         self.dataset, self.bootstrap, self.batch_size, self.resample = dataset, bootstrap, batch_size, resample
         self.shuffle, self.drop_last = shuffle, drop_last
         self.seed = bootstrap.seed if seed is None else seeds.checked(seed)
@@ -70,10 +77,13 @@ class PairedLoader:
         else:
             self._samples = [bootstrap.counts[r].nonzero().squeeze(1) for r in range(bootstrap.replicas)]
         sizes = [len(s) for s in self._samples]
-        # As many batches as the largest sample fills, but no more than the smallest has samples: none may be empty.
-        self._length = min(sizes) // batch_size if drop_last else min(-(-max(sizes) // batch_size), min(sizes))
+        # As many batches as the largest sample fills, but no more than the smallest has samples for all ranks: none may
+        # be empty.
+        of_all = self._of_all = batch_size * self.share[1]
+        self._length = min(sizes) // of_all if drop_last else min(-(-max(sizes) // of_all), min(sizes) // self.share[1])
         if self._length == 0:
-            raise ValueError(f"drop_last leaves no batch: the twins have {min(sizes)} samples, a batch {batch_size}.")
+            why = "drop_last leaves no batch" if drop_last else f"{self.share[1]} ranks cannot share a batch"
+            raise ValueError(f"{why}: the twins have {min(sizes)} samples, a batch {of_all}.")
         weights = None
         if resample == "counts":
             counts = bootstrap.counts.double()
@@ -97,6 +107,11 @@ class PairedLoader:
         return self._length
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        if self._given is None and self.share != ranks.share():
+            raise RuntimeError(
+                f"the loader was made for rank {self.share[0]} of {self.share[1]}, but this is rank {ranks.share()[0]} "
+                f"of {ranks.share()[1]}: make it after init_process_group(), or give it share=(rank, ranks)."
+            )
         if self._begun:
             self.epoch, self.step = self.epoch + 1, 0
         self._begun = True
@@ -117,16 +132,20 @@ class PairedLoader:
         self.epoch, self.step, self._begun = state["epoch"], state["step"], False
 
     def _describe(self) -> dict[str, Any]:
-        options = ("seed", "batch_size", "resample", "shuffle", "drop_last")
+        options = ("seed", "resample", "shuffle", "drop_last")
         counts = zlib.crc32(self.bootstrap.counts.numpy().tobytes())
-        return {**{name: getattr(self, name) for name in options}, "checksum of the bootstrap": counts}
+        described = {name: getattr(self, name) for name in options}
+        # A batch of all ranks together: another number of them goes on from here, if theirs make up the same one.
+        return {**described, "batch_size": self._of_all, "checksum of the bootstrap": counts}
 
     def jobs(self) -> Iterator[Job]:
         """What is left of the current epoch: for each step its seed and the indices of each twin's batch."""
         epoch, first = self.epoch, self.step
         parts = [self._split(self._order(epoch, r)) for r in range(len(self._samples))]
+        rank, of = self.share
         for step in range(first, self._length):
-            yield seeds.derive(self.seed, "transforms", epoch, step), [part[step] for part in parts]
+            seed = seeds.derive(self.seed, "transforms", epoch, step, *([rank] if rank else []))
+            yield seed, [part[step].tensor_split(of)[rank] for part in parts]
 
     def _order(self, epoch: int, replica: int) -> Tensor:
         samples = self._samples[replica]
@@ -136,10 +155,10 @@ class PairedLoader:
         return samples[torch.randperm(len(samples), generator=generator, device="cpu")]
 
     def _split(self, order: Tensor) -> tuple[Tensor, ...]:
-        full: tuple[Tensor, ...] = order.split(self.batch_size)
-        # Where full batches would be too few or too many for all twins to have equally many, or would leave a single
-        # sample, of which BatchNorm has no statistics, even ones replace them.
-        fits = self.drop_last or (len(full) == self._length and len(full[-1]) > 1)
+        full: tuple[Tensor, ...] = order.split(self._of_all)
+        # Where full batches would be too few or too many for all twins to have equally many, or would leave a rank a
+        # single sample, of which BatchNorm has no statistics, even ones replace them.
+        fits = self.drop_last or (len(full) == self._length and len(full[-1]) >= 2 * self.share[1])
         return full if fits else order.tensor_split(self._length)
 
 
@@ -223,6 +242,13 @@ def require_map_style(dataset: Any) -> None:
         raise TypeError(
             "the dataset must be map-style, with len() and indexing: a bootstrap needs to reach each sample."
         )
+
+
+def _checked_share(share: tuple[int, int]) -> tuple[int, int]:
+    rank, of = share
+    if not 0 <= rank < of:
+        raise ValueError(f"share must be (rank, ranks) with a rank from 0 to ranks - 1, not {share!r}.")
+    return rank, of
 
 
 def _check(dataset: Any, bootstrap: Bootstrap, batch_size: int, resample: str, options: Mapping[str, Any]) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from . import ranks
 from .chain import Chain
 from .estimate import Estimate
 from .noise import filler
@@ -95,7 +96,7 @@ class Stacked(Twins):
         """
         self._refuse_inside("sampled()")
         slices = self._slices()
-        slices.fill(self._next_seed("draws"), generator)
+        slices.fill(self._next_seed("draws", *ranks.own()), generator)
         sigma = slices.sigma if scale == 1.0 else None
         torch._foreach_mul_(slices.noise, sigma or self.partition.expand(slices.noise, scale))
         try:

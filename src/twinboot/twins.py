@@ -28,7 +28,7 @@ from typing import Any, Literal, Self, SupportsIndex
 import torch
 from torch import Tensor, nn
 
-from . import seeds
+from . import ranks, seeds
 from .estimate import Estimate
 from .groups import Grouping
 from .noise import Noisy, fill_copies_, normals
@@ -143,7 +143,7 @@ class Twins(nn.Module):
                 self._spare = [torch.empty_like(w) for w in weights]
         with Noisy(self.copies, self._owners, weights, self._spare) as self._block:
             with torch.no_grad():  # w + sigma * e, in the place of w
-                fill_copies_(per_copy, self._next_seed("draws"), generator)
+                fill_copies_(per_copy, self._next_seed("draws", *ranks.own()), generator)
                 torch._foreach_mul_(weights, self.partition.expand(per_copy[0], scale) * len(per_copy))
                 torch._foreach_add_(weights, self._spare)
             self._block.watch()
@@ -200,12 +200,15 @@ class Twins(nn.Module):
         return Estimate.of(list(self.copies), copy.deepcopy(self.partition))
 
     def get_extra_state(self) -> Tensor:
-        return pack({"seed": self._seed, "counts": self._counts, "twins": self._describe()})
+        # Digits of fixed width: torch.distributed.checkpoint reads a tensor only into one of the same size.
+        numbers = {name: f"{n:020d}" for name, n in {"seed": self._seed, **self._counts}.items()}
+        return pack({**numbers, "twins": self._describe()})
 
     def set_extra_state(self, state: Any) -> None:
         saved = unpack(state)
         require_same(saved["twins"], self._describe(), "build Twins with the model and options of then")
-        self._seed, self._counts = saved["seed"], saved["counts"]
+        self._seed = int(saved["seed"])
+        self._counts = {name: int(saved[name]) for name in self._counts}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Go on from a state of twins: weights, sigma, and the noise to come."""
@@ -222,9 +225,9 @@ class Twins(nn.Module):
         """For each copy its trainable weights, in the order of the partition."""
         return [places.read() for places in self._places]
 
-    def _next_seed(self, what: str) -> int:
+    def _next_seed(self, what: str, *where: int) -> int:
         self._counts[what] += 1
-        return seeds.derive(self._seed, what, self._counts[what])
+        return seeds.derive(self._seed, what, self._counts[what], *where)
 
     def _require_one_each(self, inputs: tuple[Any, ...]) -> None:
         if len(inputs) != len(self):

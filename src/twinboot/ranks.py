@@ -1,0 +1,18 @@
+"""Which one this process is of those that train together, as `torchrun` starts them."""
+
+from __future__ import annotations
+
+from torch import distributed
+
+
+def share() -> tuple[int, int]:
+    """This process's rank, and how many there are: (0, 1) without `torch.distributed.init_process_group`."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return 0, 1
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def own() -> tuple[int, ...]:
+    """What a seed needs besides, to be this rank's own. Nothing on the first, which draws what one process would."""
+    rank, _ = share()
+    return (rank,) if rank else ()
