@@ -22,6 +22,7 @@ from .partition import Partition
 from .prediction import Moments, Prediction, Task, combine
 from .replicate import Places, mean, replicate, wide
 from .seeds import derive
+from .sharding import refuse_copy, whole
 
 # Several draws at once pay where a forward pass is mostly overhead, and cost memory for as many activations
 # (docs/overhead.md, "predict").
@@ -43,14 +44,20 @@ class Estimate(nn.Module):
         self.eval()
 
     @classmethod
-    def of(cls, copies: Sequence[nn.Module], partition: Partition) -> Estimate:
-        """The estimate in the middle of trained copies; frozen parameters are shared with them."""
-        [module] = replicate(copies[0])
+    def of(cls, copies: Sequence[nn.Module], partition: Partition, model: nn.Module | None = None) -> Estimate:
+        """The estimate in the middle of trained copies; frozen parameters are shared with them, or with `model`, which
+        is needed where the copies are sharded."""
+        if model is None:
+            refuse_copy(copies[0])
+        [module] = replicate(copies[0] if model is None else model)
+        if model is not None:
+            for name, buffer in copies[0].named_buffers():
+                module.get_buffer(name).copy_(buffer)
         names = list(partition.parameter_shapes)
         trained = zip(*(Places(c, names).read() for c in copies), strict=True)
         with torch.no_grad():
             for center, weights in zip(Places(module, names).read(), trained, strict=True):
-                center.copy_(mean(weights))
+                center.copy_(mean([whole(w) for w in weights]))
             for layer, *others in zip(module.modules(), *(c.modules() for c in copies), strict=True):
                 if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.running_mean is not None:
                     # Not the mean model's own statistics, but near them; update_batchnorm gives its own.

@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from .seeds import derive
+from .sharding import local, reshard
 
 # From so many weights of all copies on, a thread for each copy pays: 0.73 of the time at 30 million, 0.88 at 7.5
 # million, but 1.3 to 1.5 times at 2 million and below, where it competes with the threads that PyTorch keeps spinning.
@@ -90,7 +91,7 @@ class Noisy:
     """A block in which weights may be perturbed, and after which they are what they were, bit for bit.
 
     Args:
-        copies: the models that are called.
+        copies: the models that are called, as a module that gives them one by one.
         owners: the modules in them that hold the weights.
         weights: what is perturbed, after entering and before calling `watch`.
         clean: room for the clean weights while the block lasts.
@@ -98,7 +99,7 @@ class Noisy:
 
     def __init__(
         self,
-        copies: Iterable[nn.Module],
+        copies: Any,
         owners: Iterable[nn.Module],
         weights: list[Tensor],
         clean: list[Tensor],
@@ -110,7 +111,7 @@ class Noisy:
 
     def __enter__(self) -> Noisy:
         with torch.no_grad():
-            torch._foreach_copy_(self.clean, self.weights)
+            torch._foreach_copy_(list(map(local, self.clean)), list(map(local, self.weights)))
         self.inside = True
         return self
 
@@ -127,9 +128,10 @@ class Noisy:
         changed = self.versions is not None and self.versions != [w._version for w in self.weights]
         try:
             with torch.no_grad():
-                torch._foreach_copy_(self.weights, self.clean)
+                torch._foreach_copy_(list(map(local, self.weights)), list(map(local, self.clean)))
         finally:
             self.inside = False
+            reshard(self.copies)
             torch.clear_autocast_cache()
             for hook in self.hooks:
                 hook.remove()

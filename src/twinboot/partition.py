@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .groups import Assignment, Grouping, assign
 from .replicate import wide
+from .sharding import cut, holders, summed
 
 Shape = tuple[int, ...]
 
@@ -82,13 +83,14 @@ class Partition(nn.Module):
         return self.named(self.sigma.clone())
 
     def expand(self, like: Sequence[Tensor], scale: float = 1.0, of: Tensor | None = None) -> list[Tensor]:
-        """The sigma of each entry: for each parameter a tensor that broadcasts against it, on its device. Or the same
-        for another vector with one value for each sigma."""
+        """The sigma of each entry: for each parameter a tensor that broadcasts against it, or against the part of it
+        that is here, on its device. Or the same for another vector with one value for each sigma."""
         sigma = self.sigma if of is None else of
         sigma = sigma if scale == 1.0 else sigma * scale
         single = sigma.unbind() if self._whole else ()  # with labels only, there may be thousands of sigmas
         found = [
-            single[self._whole[i]] if i in self._whole else sigma[self._labels(i, sigma)] for i in range(len(like))
+            single[self._whole[i]] if i in self._whole else sigma[cut(self._labels(i, sigma), p)]
+            for i, p in enumerate(like)
         ]
         return [s if s.device == p.device else s.to(p.device) for s, p in zip(found, like, strict=True)]
 
@@ -98,16 +100,27 @@ class Partition(nn.Module):
             return None
         return self.expand(like)
 
-    def sum_of_squares(self, deviations: Sequence[Tensor]) -> Tensor:
-        """Behind each sigma, the sum of its entries' squared deviations, in float32 or better."""
+    def sum_of_squares(self, deviations: Sequence[Tensor], like: Sequence[Tensor] | None = None) -> Tensor:
+        """Behind each sigma, the sum of its entries' squared deviations, in float32 or better. Where the parameters,
+        which `like` shows, are sharded, deviations are those of the part that is here, and the sum is over all."""
+        by_holders: dict[tuple[Any, ...], list[int]] = {}
+        for i, p in enumerate(like or deviations):
+            by_holders.setdefault(holders(p), []).append(i)
+        totals = [summed(self._sum_here(deviations, like, chosen), g) for g, chosen in by_holders.items()]
+        return totals[0] if len(totals) == 1 else torch.stack(totals).sum(0)
+
+    def _sum_here(self, deviations: Sequence[Tensor], like: Sequence[Tensor] | None, chosen: Sequence[int]) -> Tensor:
         total = torch.zeros_like(self.sigma)
-        if self._whole:
-            norms = torch._foreach_norm([wide(deviations[i]) for i in self._whole])
+        if whole := [i for i in chosen if i in self._whole]:
+            norms = torch._foreach_norm([wide(deviations[i]) for i in whole])
             if any(n.dtype != total.dtype or n.device != total.device for n in norms):
                 norms = tuple(n.to(total) for n in norms)
-            total.index_add_(0, self._whole_owners, torch.stack(norms).square_())
-        for i in self._labelled:
-            labels = self._labels(i, total)
+            owners = self._whole_owners
+            if len(whole) < len(owners):
+                owners = torch.tensor([self._whole[i] for i in whole], device=total.device)
+            total.index_add_(0, owners, torch.stack(norms).square_())
+        for i in (i for i in chosen if i not in self._whole):
+            labels = cut(self._labels(i, total), (like or deviations)[i])
             squares = wide(deviations[i]).square().sum_to_size(labels.shape)
             total.index_add_(0, labels.flatten(), squares.flatten().to(total))
         return total

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from .sharding import local
+
 
 def replicate(
     model: nn.Module, copies: int = 1, share_frozen: bool = True, replace: Mapping[int, Tensor] | None = None
@@ -47,11 +49,13 @@ class Places:
 
 
 def wide(t: Tensor) -> Tensor:
-    """The tensor itself in float32 or float64, else a float32 copy: half precision is too coarse for differences."""
+    """The tensor itself in float32 or float64, else a float32 copy: half precision is too coarse for differences. Of a
+    sharded one, the part that is here."""
+    t = local(t)
     return t if t.dtype in (torch.float32, torch.float64) else t.float()
 
 
 def mean(copies: Sequence[Tensor]) -> Tensor:
     """The mean of equally shaped tensors in float32 or better; of equal ones exactly their value."""
-    first = wide(copies[0].detach())
-    return first + sum((wide(c.detach()) - first for c in copies[1:]), torch.zeros_like(first)) / len(copies)
+    first = wide(copies[0]).detach()
+    return first + sum((wide(c).detach() - first for c in copies[1:]), torch.zeros_like(first)) / len(copies)

@@ -111,9 +111,9 @@ class Stacked(Twins):
         names = list(self.partition.parameter_shapes)
         return [_changed(self.stack, names, lambda t, b=b: t[b].clone()) for b in range(len(self))]  # type: ignore[misc]
 
-    def estimate(self) -> Estimate:
+    def estimate(self, model: nn.Module | None = None) -> Estimate:
         """What you keep and ship: the mean of the twins and sigma. The twins go on as they are."""
-        return Estimate.of(self.unstack(), copy.deepcopy(self.partition))
+        return Estimate.of(self.unstack(), copy.deepcopy(self.partition), model)
 
     def _weights(self) -> list[list[Tensor]]:
         return self._slices().by_twin

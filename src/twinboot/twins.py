@@ -34,6 +34,7 @@ from .groups import Grouping
 from .noise import Noisy, fill_copies_, normals
 from .partition import Partition
 from .replicate import Places, mean, replicate, wide
+from .sharding import is_sharded, local, reshard, window
 from .states import pack, require_same, unpack
 
 RESET_MODES = ("sample", "mean", "centered")
@@ -136,16 +137,18 @@ class Twins(nn.Module):
         methods of theirs: only then is a backward pass after the block noticed.
         """
         self._refuse_inside("sampled()")
-        per_copy = self._weights()
-        weights = [w for twin in per_copy for w in twin]
-        if [(t.dtype, t.device) for t in self._spare] != [(w.dtype, w.device) for w in weights]:
+        weights, copies = self._weights(), len(self.copies)
+        flat = [w for twin in weights for w in twin]
+        if list(map(_kind, self._spare)) != list(map(_kind, flat)):
             with torch.inference_mode(False):  # they outlive such a mode
-                self._spare = [torch.empty_like(w) for w in weights]
-        with Noisy(self.copies, self._owners, weights, self._spare) as self._block:
+                self._spare = [torch.empty_like(w) for w in flat]
+        with Noisy(self, self._owners, flat, self._spare) as self._block:
             with torch.no_grad():  # w + sigma * e, in the place of w
-                fill_copies_(per_copy, self._next_seed("draws", *ranks.own()), generator)
-                torch._foreach_mul_(weights, self.partition.expand(per_copy[0], scale) * len(per_copy))
-                torch._foreach_add_(weights, self._spare)
+                here = [list(map(local, twin)) for twin in weights]
+                fill_copies_(here, self._next_seed("draws", *ranks.own()), generator)
+                noise = [e for twin in here for e in twin]
+                torch._foreach_mul_(noise, self.partition.expand(weights[0], scale) * copies)
+                torch._foreach_add_(noise, list(map(local, self._spare)))
             self._block.watch()
             yield
 
@@ -158,7 +161,7 @@ class Twins(nn.Module):
         center, variance = [wide(w) for w in first], torch.zeros_like(partition.sigma)
         for k, twin in enumerate(others, start=1):  # Welford's recurrence: for two copies the paper's formula itself
             apart = torch._foreach_sub([wide(w) for w in twin], center)
-            variance.addcdiv_(partition.sum_of_squares(apart), partition.sizes, value=k / (k + 1) / len(others))
+            variance.addcdiv_(partition.sum_of_squares(apart, first), partition.sizes, value=k / (k + 1) / len(others))
             if k < len(others):
                 center = list(torch._foreach_add(center, torch._foreach_div(apart, k + 1)))
         torch.sqrt(variance, out=partition.sigma)
@@ -186,18 +189,20 @@ class Twins(nn.Module):
         per_copy = self._weights()
         for copies, sigma in zip(zip(*per_copy, strict=True), self.partition.expand(per_copy[0]), strict=True):
             center = mean(copies)
-            noise = center.new_zeros(len(self), *center.shape)
+            noise = center.new_zeros(len(self), *copies[0].shape)
             if mode != "mean":
                 fill_(noise)
             if mode == "centered":
                 noise -= noise.mean(0)
             for w, e in zip(copies, noise, strict=True):
-                w.copy_(center + sigma * e)
+                local(w).copy_(center + sigma * e[window(w)])
 
-    def estimate(self) -> Estimate:
-        """What you keep and ship: the mean of the copies and sigma. The copies go on as they are."""
+    def estimate(self, model: nn.Module | None = None) -> Estimate:
+        """What you keep and ship: the mean of the copies and sigma. The copies go on as they are. Of sharded twins each
+        rank gets all of it, in a copy of `model`, any instance of the class that was trained."""
         self._refuse_inside("estimate()")
-        return Estimate.of(list(self.copies), copy.deepcopy(self.partition))
+        reshard(self)
+        return Estimate.of(list(self.copies), copy.deepcopy(self.partition), model)
 
     def get_extra_state(self) -> Tensor:
         # Digits of fixed width: torch.distributed.checkpoint reads a tensor only into one of the same size.
@@ -223,6 +228,7 @@ class Twins(nn.Module):
 
     def _weights(self) -> list[list[Tensor]]:
         """For each copy its trainable weights, in the order of the partition."""
+        reshard(self)
         return [places.read() for places in self._places]
 
     def _next_seed(self, what: str, *where: int) -> int:
@@ -250,6 +256,10 @@ class Twins(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_inside("copy or pickle")
         return {**super().__getstate__(), **self._fresh}  # type: ignore[no-untyped-call]
+
+
+def _kind(t: Tensor) -> tuple[torch.dtype, torch.device, bool]:
+    return t.dtype, t.device, is_sharded(t)
 
 
 def require_mode(mode: str) -> None:
