@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from . import losses, optimizers, resets
+from . import losses, optimizers, ranks, resets
 from .averaging import POWER, Average
 from .bootstrap import Bootstrap
 from .checkpoints import Checkpoints
@@ -83,6 +83,9 @@ def fit(
 ) -> Fit:
     """Train twins of a model and keep the epoch that predicts best what no twin saw.
 
+    Started by `torchrun`, after `torch.distributed.init_process_group`, the ranks share the twins' batches, and all end
+    with the same estimate; the first one writes checkpoints and logs.
+
     Args:
         model: any module. Its last arguments are not its own: a batch is its inputs, then the target.
         dataset: map-style; a sample is (input, target), or (input, ..., target).
@@ -91,8 +94,8 @@ def fit(
         optimizer: a function that makes one for parameters; by default Adam at 0.001.
         scheduler: a function that makes one for the optimizer; it steps after each epoch.
         epochs: at most so many passes over the twins' samples.
-        batch_size: draws of each twin in a step. With counts a batch has the distinct ones of so many, about 63 %, so
-            that an epoch has as many steps as with draws.
+        batch_size: draws of each twin in a step, in each process. With counts a batch has the distinct ones of so many,
+            about 63 %, so that an epoch has as many steps as with draws.
         groups: which weights share one sigma, as in `Twins`.
         reset: after which epochs the twins are reset; by default after each, as in the paper.
         mode: how: `"sample"` as in the paper, `"mean"` or `"centered"`.
@@ -149,7 +152,8 @@ def fit(
         if len(state["history"]["epoch"]) > epochs:
             raise ValueError(f"{checkpoint} holds a run of more than {epochs} epochs: choose another directory.")
         _restore(state, parts, best)
-    with open_log(log, best.history) as written:
+    writes = ranks.share()[0] == 0  # all ranks have the same to write
+    with open_log(log if writes else None, best.history) as written:
         for epoch in range(len(best.history["epoch"]) + 1, epochs + 1):
             if patience is not None and epoch - 1 - best.epoch >= patience:
                 break
@@ -164,11 +168,11 @@ def fit(
                 schedule.step(best.history["unseen"][-1])
             elif schedule:
                 schedule.step()
-            if saved:
+            if saved and writes:
                 states = {name: part.state_dict() for name, part in parts.items()}
                 saved.save(epoch, {"description": pack(description), **states, **best.state_dict()})
             written.add(best.last())
-            if progress:
+            if progress and writes:
                 show(best.history, epochs)
     run.give_statistics(best.estimate)
     return Fit(best.estimate, best.history, best.epoch, run.bootstrap)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import distributed
+from torch import Tensor, distributed
 
 
 def share() -> tuple[int, int]:
@@ -16,3 +16,11 @@ def own() -> tuple[int, ...]:
     """What a seed needs besides, to be this rank's own. Nothing on the first, which draws what one process would."""
     rank, _ = share()
     return (rank,) if rank else ()
+
+
+def mean(value: Tensor) -> Tensor:
+    """The mean over all ranks of what each has."""
+    ranks = share()[1]
+    if ranks > 1:
+        distributed.all_reduce(value)
+    return value / ranks

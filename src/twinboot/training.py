@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset
 
-from . import losses, seeds
+from . import losses, ranks, seeds
 from .bootstrap import Bootstrap
 from .devices import moved
 from .estimate import Estimate
@@ -44,6 +45,9 @@ class Training:
         first = next(self.twins.parameters())
         self.device = torch.device(device) if device is not None else first.device
         self.twins.to(self.device)
+        # Under torchrun PyTorch's own wrapper gives all ranks the mean of their gradients.
+        alone = ranks.share()[1] == 1
+        self.called = [twin if alone else DistributedDataParallel(twin) for twin in self.twins]
         self.dataset, self.seed, self.amp, self.batch_size = dataset, seed, amp, batch_size
         self.bootstrap = bootstrap or Bootstrap(len(dataset), seed=seed)
         judging = ("collate_fn", "num_workers", "pin_memory")
@@ -60,8 +64,8 @@ class Training:
         total, number = torch.zeros((), device=self.device), 0
         for step, pair in enumerate(self.loader, start=1):
             stepper.zero_grad()
-            with self.twins.sampled(), own_randomness(self.device, self.seed, epoch, step):
-                for twin, batch in zip(self.twins, pair, strict=True):
+            with self.twins.sampled(), own_randomness(self.device, self.seed, epoch, step, *ranks.own()):
+                for twin, batch in zip(self.called, pair, strict=True):
                     value = self._loss(twin, batch)
                     scaler.scale(value).backward()
                     total, number = total + value.detach(), number + 1
@@ -73,7 +77,7 @@ class Training:
             scaler.step(stepper)
             scaler.update()
             self.twins.update()
-        return total.item() / number
+        return ranks.mean(total).item() / number
 
     def _loss(self, twin: nn.Module, batch: Any) -> Tensor:
         if self.loader.resample == "counts":
