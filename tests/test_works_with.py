@@ -1,0 +1,98 @@
+"""What people switch on in a training loop, together with DDP and FSDP2: the ranks end where one process ends."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from loops import assert_same_bits, classes
+from processes import together
+from torch import Tensor, distributed, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from twinboot import Bootstrap, PairedLoader, Twins
+
+STEPS = 8
+
+
+def model(option: str) -> nn.Module:
+    torch.manual_seed(4)
+    norm: list[nn.Module] = [nn.BatchNorm1d(8)] if option == "BatchNorm" else []
+    made = nn.Sequential(nn.Linear(4, 8), *norm, nn.Tanh(), nn.Linear(8, 3))
+    if option == "frozen":
+        made[0].requires_grad_(False)
+    return made
+
+
+def wrapped(twins: Twins, way: str, option: str) -> nn.Module:
+    if way == "alone":
+        return twins
+    if way == "DDP":
+        return DistributedDataParallel(twins)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if option == "bf16" else MixedPrecisionPolicy()
+    for module in list(twins.modules()):
+        if isinstance(module, nn.Linear) and module.weight.requires_grad:  # what is frozen belongs to both twins
+            fully_shard(module, mp_policy=policy)
+    return fully_shard(twins, mp_policy=policy)
+
+
+def trained(way: str, option: str, scale: float) -> dict[str, Tensor]:
+    """Weights and sigma after some steps and a reset; `scale` of the noise."""
+    ranks = 1 if way == "alone" else distributed.get_world_size()
+    twins = Twins(model(option))
+    call: Any = wrapped(twins, way, option)
+    if option == "compile":
+        call = torch.compile(call, backend="aot_eager")
+    optimizer = torch.optim.SGD((p for p in twins.parameters() if p.requires_grad), 0.1, momentum=0.9)
+    accumulated = 2 if option == "accumulation" else 1
+    loader = PairedLoader(classes(96), Bootstrap(96), 12 // ranks)
+    for number, pair in enumerate(loader, start=1):
+        # With FSDP2 its own policy casts; parameters on the way to the ranks are then half as large.
+        cast = torch.autocast("cpu", torch.bfloat16, enabled=option == "bf16" and way != "FSDP2")
+        with twins.sampled(scale), cast:
+            outputs = call(*(x for x, _ in pair))
+            losses = (F.cross_entropy(out.float(), y) for out, (_, y) in zip(outputs, pair, strict=True))
+            (sum(losses) / accumulated).backward()  # type: ignore[union-attr]
+        if number % accumulated == 0:
+            if option == "clipping":
+                for twin in twins:
+                    nn.utils.clip_grad_norm_(twin.parameters(), 0.05)
+            optimizer.step()
+            optimizer.zero_grad()
+            twins.update()
+        if number == STEPS:
+            break
+    twins.reset()
+    estimate = twins.estimate(model(option))
+    return {**estimate.state_dict(), "sigma": twins.partition.sigma.clone()}
+
+
+OPTIONS = ["nothing", "bf16", "accumulation", "clipping", "BatchNorm", "frozen", "compile"]
+
+
+@pytest.mark.parametrize("way", ["DDP", "FSDP2"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_ranks_end_where_one_process_ends(way: str, option: str) -> None:
+    first, second = together(trained, way, option, 0.0)
+    ignored = {name for name in first if "running" in name}  # BatchNorm: each rank has seen its own samples
+    assert_same_bits(*({k: v for k, v in found.items() if k not in ignored} for found in (first, second)))
+    if option == "BatchNorm":  # which is over a rank's own samples, so the ranks agree, but not with one process
+        return
+    alone = trained("alone", option, 0.0)
+    loose = {"rtol": 0.1, "atol": 0.02} if option == "bf16" else {"rtol": 1e-4, "atol": 1e-5}
+    for name, value in alone.items():
+        torch.testing.assert_close(first[name], value, **loose)
+    if option != "nothing":  # it does something, or its test would mean nothing
+        plain = trained("alone", "nothing", 0.0)
+        changed = option != "compile"
+        assert torch.equal(plain["sigma"], alone["sigma"]) != changed
+
+
+@pytest.mark.parametrize("way", ["DDP", "FSDP2"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_with_noise_the_ranks_stay_together(way: str, option: str) -> None:
+    first, second = together(trained, way, option, 1.0)
+    same = {name for name in first if "running" not in name}
+    assert_same_bits(*({name: found[name] for name in same} for found in (first, second)))
+    assert all(torch.isfinite(value).all() for value in first.values())
