@@ -41,8 +41,10 @@ def test_page_needs_nothing_from_outside(page: Path) -> None:
 
 def test_page_says_what_each_run_is_about(page: Path) -> None:
     text = page.read_text()
-    assert "2 held" in text
-    assert "2 not held" in text
+    for whose, held, not_held in (("the paper", 2, 2), ("our own", 2, 0)):
+        line = re.search(f"<p>Claims of {whose}: (.*)", re.sub("</?span[^>]*>", "", text))
+        assert line
+        assert line[1] == f"{held} held, 0 partly, {not_held} not held.</p>"
     assert text.count("By which all is multiplied.") == 2  # the reason of a setting, from the config's source
     assert text.count("Does it run?") == 2
     assert "torch" in text
@@ -161,6 +163,7 @@ def test_print_shows_the_configs_and_light_pictures(page: Path) -> None:
 def test_words_of_the_page_are_there_as_markdown_too(page: Path) -> None:
     text = page.with_suffix(".md").read_text()
     assert "- **Not held.** It is useful. (nowhere)" in text
+    assert "- **Held.** It is short. (our claim: nowhere)" in text
     assert "| part | \\|value\\| |\n|---|---|\n| 0.0 | 0.0 |" in text  # bars that make no columns
 
 
@@ -176,9 +179,9 @@ def test_undecided_claims_are_counted_only_if_there_are_any(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = page.with_suffix(".md")
-    assert "2 held, 0 partly, 2 not held. Claims" in words.read_text()
+    assert "- Claims of the paper: 2 held, 0 partly, 2 not held.\n- Claims of our own: 2 held" in words.read_text()
     verdict = Verdict("It lasts.", "nowhere", "undecided", "Too few runs.")
     monkeypatch.setattr(toy, "verdicts", lambda config, tables: [verdict])
     run = load(tmp_path / "first", {"first": toy})
     write_report([(run, tmp_path / "first")], {"first": toy}, tmp_path)
-    assert "0 held, 0 partly, 0 not held, 1 undecided. Claims" in words.read_text()
+    assert "- Claims of the paper: 0 held, 0 partly, 0 not held, 1 undecided.\n\nThe paper" in words.read_text()

@@ -61,4 +61,5 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
     return [
         Verdict("It runs.", "nowhere", "held", "<script>alert(1)</script>"),
         Verdict("It is useful.", "nowhere", "not held", "Not at all."),
+        Verdict("It is short.", "nowhere", "held", "Ninety lines.", ours=True),
     ]

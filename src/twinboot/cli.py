@@ -265,7 +265,7 @@ def _tell(run: Run) -> None:
         print(f"\n{title}\n{table.to_string(index=False)}")
     print()
     for verdict in experiment.verdicts(run.config, run.tables):
-        print(f"{verdict.status.upper()}: {verdict.claim} ({verdict.place})")
+        print(f"{verdict.status.upper()}: {verdict.claim} ({verdict.source})")
         print(textwrap.indent(textwrap.fill(verdict.evidence, width), "    "))
     print(f"\n{run.about['seconds']:.0f} s")
 

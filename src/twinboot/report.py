@@ -20,10 +20,10 @@ from jinja2 import Environment, PackageLoader, select_autoescape
 
 from . import __version__, plots
 from .atomic import replacing
-from .experiments.experiment import Experiment, command, label
+from .experiments.experiment import Experiment, Status, Verdict, command, label
 from .experiments.store import Run
 
-ORDER = ("held", "partly", "not held", "undecided")
+ORDER: tuple[Status, ...] = ("held", "partly", "not held", "undecided")
 
 
 def write_report(runs: Sequence[tuple[Run, Path]], experiments: Mapping[str, Experiment], directory: Path) -> Path:
@@ -31,10 +31,14 @@ def write_report(runs: Sequence[tuple[Run, Path]], experiments: Mapping[str, Exp
     escape = select_autoescape(["html"])
     pages = Environment(loader=PackageLoader("twinboot"), autoescape=escape, trim_blocks=True, lstrip_blocks=True)
     sections = [_section(run, place, experiments[run.name]) for run, place in runs]
-    count = Counter(verdict.status for section in sections for verdict in section["verdicts"])
+    verdicts = [verdict for section in sections for verdict in section["verdicts"]]
     content = {
         "sections": sections,
-        "count": [(status, count[status]) for status in ORDER if count[status] or status != "undecided"],
+        "counts": [
+            (whose, _count(own))
+            for whose, ours in (("the paper", False), ("our own", True))
+            if (own := [verdict for verdict in verdicts if verdict.ours == ours])
+        ],
         "version": __version__,
         "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     }
@@ -42,6 +46,12 @@ def write_report(runs: Sequence[tuple[Run, Path]], experiments: Mapping[str, Exp
         with replacing(directory / name) as partial:
             partial.write_text(pages.get_template(name).render(content), encoding="utf-8")
     return directory / "report.html"
+
+
+def _count(verdicts: Sequence[Verdict]) -> list[tuple[str, int]]:
+    """How many have each status; the undecided ones only where there are any."""
+    count = Counter(verdict.status for verdict in verdicts)
+    return [(status, count[status]) for status in ORDER if count[status] or status != "undecided"]
 
 
 def _section(run: Run, place: Path, experiment: Experiment) -> dict[str, Any]:

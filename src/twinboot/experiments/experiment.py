@@ -35,12 +35,20 @@ class Part:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a claim of the paper here. `"undecided"`: there were too few runs to say."""
+    """What became of a claim here. `"undecided"`: there were too few runs to say.
+
+    A claim is the paper's, or `ours`: about something that the paper does not claim, or not of this task or protocol.
+    """
 
     claim: str
-    place: str  # where the paper makes it
+    place: str  # where the paper makes it, or what of it is ours
     status: Status
     evidence: str
+    ours: bool = False
+
+    @property
+    def source(self) -> str:
+        return f"our claim: {self.place}" if self.ours else self.place
 
 
 class UnavailableError(Exception):

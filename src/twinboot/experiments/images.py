@@ -183,9 +183,10 @@ def _counts(wide: pd.DataFrame, ratio: pd.DataFrame, number: int) -> Verdict:
         worse.append((COLUMNS[column], apart.mean(), apart.std() / math.sqrt(max(number, 1))))
     return Verdict(
         "Weights instead of repeated samples are no worse, at three quarters of the time.",
-        'ours: `resample="counts"`',
+        '`resample="counts"`',
         _status(number, [time <= 0.75, *(apart <= error for _, apart, error in worse)]),
         f"{time:.2f} of the time; worse by "
         + ", ".join(f"{name} {with_error(apart, error, SIGNED)}" for name, apart, error in worse)
         + " (standard errors; negative is better).",
+        ours=True,
     )

@@ -177,12 +177,13 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
         ),
         Verdict(
             "Twin-Boot that stops by what no twin saw lowers the reconstruction error.",
-            "Section 4.3; the stop and the centered reset are ours",
+            "after Section 4.3, with that stop and the centered reset",
             "undecided" if few else _share(end, stopped),
             f"Against a single field to the end, clearly in {_count(end, -1)} of {len(end)} tasks, the other way in "
             f"{_count(end, 1)}, at best {end['change'].min():+.0%}. Against a single field that stops by a hold-out: "
             f"{_count(stopped, -1)} and {_count(stopped, 1)}, at best {stopped['change'].min():+.0%}. "
             f"{_common(end[end['clear'] < 0])}",
+            ours=True,
         ),
     ]
 

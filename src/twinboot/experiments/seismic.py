@@ -160,11 +160,12 @@ def _kept(runs: pd.DataFrame, few: bool) -> Verdict:
     status: Status = "undecided" if few else "held" if lower[0] else "partly" if lower[1] else "not held"
     return Verdict(
         "Twin-Boot keeps a plain optimizer from fitting noise, without data set aside.",
-        "Section 4.3; stopping by what no twin saw is ours",
+        "after Section 4.3, with a stop by what no twin saw",
         status,
         f"Stopped by unseen, with the centered reset, the error of the field changes by {kept} against a "
         f"plain optimizer with a hold-out of as many measurements, and by {end} against its end. Lowest "
         f"of all is '{best.index[0]}', {best.iloc[0]:.4f}: this field is smooth, and who knows that can say so.",
+        ours=True,
     )
 
 
