@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import toy
 
@@ -105,6 +106,25 @@ def test_page_in_a_browser(page: Path, width: int, dark: bool) -> None:
         assert tables == [4, 4] * 2  # numbers and config, each with a head and three rows
         assert driver.execute_script("return document.documentElement.scrollWidth") <= width  # no sideways scrolling
         assert driver.get_log("browser") == []
+
+
+@in_browser
+@pytest.mark.parametrize("width", [1200, 600])
+def test_a_wide_table_wraps_and_scrolls_only_where_that_is_not_enough(
+    page: Path, tmp_path: Path, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = {f"measure {k}": ["0.912 ± 0.005"] for k in range(10)}
+    table = pd.DataFrame({"method": ["single, best loss, temperature by the hold-out"], **columns})
+    monkeypatch.setattr(toy, "numbers", lambda config, tables: {"Many columns": table})
+    write_report([(load(tmp_path / "first", {"first": toy}), tmp_path / "first")], {"first": toy}, tmp_path)
+    with browser(width) as driver:
+        driver.get(page.as_uri())
+        box = "document.querySelector('.scrolls')"
+        seen, all_of_it = driver.execute_script(f"return [{box}.clientWidth, {box}.scrollWidth]")
+        assert (all_of_it > seen) == (width < 1000)
+        cell = driver.execute_script(f"return {box}.querySelectorAll('td')[1].textContent")
+        assert cell == "0.912 ±\u00a00.005"  # an error stays with its sign
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= width
 
 
 @in_browser
