@@ -12,7 +12,7 @@ import torch
 
 from twinboot import metrics
 from twinboot.experiments import datasets, images
-from twinboot.experiments.experiment import UnavailableError
+from twinboot.experiments.experiment import UnavailableError, Verdict
 from twinboot.experiments.images import BASE, OURS, Config
 from twinboot.experiments.images_config import PRESETS
 from twinboot.experiments.images_run import chosen, parts
@@ -66,14 +66,82 @@ def test_sigma_is_told_for_each_layer_and_epoch_and_the_figure_and_verdicts_come
     )
 
 
-def test_a_row_that_beats_twin_boot_is_marked_as_such() -> None:
+def with_values(row: str, **columns: float | tuple[float, float]) -> dict[str, pd.DataFrame]:
+    """The tables of the small run, but for these values of a row: one for both seeds, or one for each."""
     run = small()
     rows = run.tables["rows"].copy()
-    rows.loc[rows["row"] == BASE, ["nll", "accuracy"]] = 0.01, 0.0
-    table = next(iter(images.numbers(run.config, {**run.tables, "rows": rows}).values())).set_index("")
-    assert "NLL" in table.loc[BASE, "beats Twin-Boot in"]
-    assert "accuracy" not in table.loc[BASE, "beats Twin-Boot in"]
-    assert table.loc[OURS, "beats Twin-Boot in"] == ""
+    for column, values in columns.items():
+        rows.loc[rows["row"] == row, column] = values
+    return {**run.tables, "rows": rows}
+
+
+def beats(tables: dict[str, pd.DataFrame]) -> "pd.Series[str]":
+    [title, *_], [table, *_] = zip(*images.numbers(SMALL, tables).items(), strict=True)
+    assert "2 seeds; clearly: the 95 % interval of the difference on the same seeds leaves 0 out" in title
+    return table.set_index("")["clearly beats Twin-Boot in"]
+
+
+def test_a_row_that_clearly_beats_twin_boot_is_marked_as_such() -> None:
+    ours = small().tables["rows"].set_index("row").loc[OURS]
+    lower = tuple(ours["nll"] - 0.1), tuple(ours["accuracy"] - 0.1)  # by as much with each seed
+    found = beats(with_values(BASE, nll=lower[0], accuracy=lower[1]))
+    assert "NLL" in found[BASE]
+    assert "accuracy" not in found[BASE]
+    assert found[OURS] == ""
+
+
+def test_a_better_mean_alone_is_no_clear_lead() -> None:
+    first, second = small().tables["rows"].set_index("row").loc[OURS, "nll"]
+    assert "NLL" not in beats(with_values(BASE, nll=(first - 1.0, second + 0.1)))[BASE]
+
+
+def test_one_seed_tells_of_no_lead() -> None:
+    config = dataclasses.replace(SMALL, seeds=1)
+    rows = small().tables["rows"]
+    tables = {**small().tables, "rows": rows[rows["seed"] == 0]}
+    table = next(iter(images.numbers(config, tables).values())).set_index("")
+    assert table["clearly beats Twin-Boot in"].drop(OURS).eq("one seed").all()
+
+
+@pytest.mark.parametrize(
+    ("change", "seeds", "status"),
+    [
+        ({"accuracy": 0.9, "nll": -0.9}, 4, "held"),
+        ({"accuracy": 0.9, "nll": -0.9}, 2, "undecided"),
+        ({"accuracy": -0.9, "nll": 0.9}, 4, "not held"),
+        ({"accuracy": 0.9, "nll": 0.9}, 4, "not held"),
+    ],
+)
+def test_at_equal_cost_all_that_takes_no_longer_is_a_rival(change: dict[str, float], seeds: int, status: str) -> None:
+    tables = repeated(seeds // 2)
+    ours = tables["rows"]["row"] == OURS
+    for column, by in change.items():
+        tables["rows"].loc[ours, column] = tables["rows"].loc[~ours, column].agg("max" if by > 0 else "min") + by
+    verdict = equal_cost(dataclasses.replace(SMALL, seeds=seeds), tables)
+    assert verdict.status == status
+    assert verdict.ours
+    assert "4 other ways to predict take no longer" in verdict.evidence  # those of a single model with a hold-out
+    dear = tables["rows"]["row"] == BASE
+    tables["rows"].loc[dear, "epochs"] = 1000.0
+    assert "3 other ways to predict take no longer, to a tenth. In accuracy" in (
+        said := equal_cost(dataclasses.replace(SMALL, seeds=seeds), tables).evidence
+    )
+    assert f"Left out, for they take longer: {BASE} (1000.00)." in said
+
+
+def equal_cost(config: Config, tables: dict[str, pd.DataFrame]) -> Verdict:
+    [found] = [verdict for verdict in images.verdicts(config, tables) if "equal cost" in verdict.claim]
+    return found
+
+
+def repeated(times: int) -> dict[str, pd.DataFrame]:
+    """The tables of the small run, as if it had so many times as many seeds."""
+    tables = {
+        name: pd.concat([table.assign(seed=table["seed"] + 2 * k) for k in range(times)], ignore_index=True)
+        for name, table in small().tables.items()
+        if "seed" in table
+    }
+    return {**tables, "turns": small().tables["turns"]}
 
 
 def test_presets_and_overrides() -> None:
@@ -118,7 +186,7 @@ def test_a_run_with_augmentation_is_told_to_the_end(tmp_path: Path) -> None:
     config = dataclasses.replace(SMALL, augment=True, seeds=1, epochs=3, methods=("hold-out", "twins"))
     run = carry_out("images", images, config, tmp_path / "images")
     assert set(run.tables["sigma"]["layer"]) == set(small().tables["sigma"]["layer"])
-    assert len(images.verdicts(run.config, run.tables)) == 4
+    assert len(images.verdicts(run.config, run.tables)) == 5
 
 
 def test_a_device_that_is_not_there_is_named() -> None:
@@ -127,15 +195,9 @@ def test_a_device_that_is_not_there_is_named() -> None:
 
 
 def test_enough_seeds_of_the_papers_images_decide() -> None:
-    run = small()
-    tables = {
-        name: pd.concat([table.assign(seed=table["seed"] + 2 * k) for k in range(2)])
-        for name, table in run.tables.items()
-        if "seed" in table
-    }
-    tables["turns"] = run.tables["turns"]
+    run, tables = small(), repeated(2)
     tables["rows"].loc[tables["rows"]["row"] == OURS, ["nll", "ece"]] = 0.01
     config = dataclasses.replace(run.config, preset="cifar10-5k", seeds=4)
-    gap, calibrated, _ = images.verdicts(config, tables)
+    gap, calibrated, *_ = images.verdicts(config, tables)
     assert calibrated.status == "held"
     assert gap.status != "undecided"

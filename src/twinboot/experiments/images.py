@@ -35,6 +35,9 @@ BASE, AVERAGED = "single, best loss on a hold-out", "single, averaged, best loss
 OURS, DRAWS = (TWINS[method][0] for method in ("twins", "twins-draws"))
 OURS_MEAN = f"{OURS}, mean"
 SIGNED = "{:+.3f}"
+HIGHER = {"accuracy": True, "nll": False, "ece": False, "auroc": True}  # is better
+CLEARLY = "; clearly: the 95 % interval of the difference on the same seeds leaves 0 out"
+DEARER = 1.1  # times the time of twins is as much, for times vary by a tenth from turn to turn
 COLUMNS = {
     "accuracy": "accuracy",
     "nll": "NLL",
@@ -55,23 +58,22 @@ def figure(config: Config, tables: Tables) -> Figure:
 
 def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
     rows, (_, epochs, number) = tables["rows"], chosen(config)
-    spread = f"mean and standard error of {number} seeds" if number > 1 else "one seed"
-    ratio = ratios(tables["turns"])
-    means = rows.groupby("row", sort=False)[[c for c in COLUMNS if c in rows]].mean()
-    told = []
+    spread = f"mean and standard error of {number} seeds{CLEARLY}" if number > 1 else "one seed"
+    title = f"{config.preset}, {epochs} epochs, {config.samples} draws: {spread}"
+    ratio, wide = ratios(tables["turns"]), rows.pivot(index="seed", columns="row")
+    times, told = _times(rows, ratio), []
     for row, own in rows.groupby("row", sort=False):
         line = {"": row}
-        for column, title in COLUMNS.items():
+        for column, name in COLUMNS.items():
             if column in own and own[column].notna().any():
-                line[title] = with_error(own[column].mean(), own[column].sem(), "{:.3f}")
-        epoch = ratio.loc[KINDS[own["method"].iloc[0]], "median"]
-        line["time (single = 1)"] = f"{own['epochs'].iloc[0] * epoch:.2f}"
-        if OURS in means.index:
-            line["beats Twin-Boot in"] = ", ".join(_ahead(means, row))
+                line[name] = with_error(own[column].mean(), own[column].sem(), "{:.3f}")
+        line["time (single = 1)"] = f"{times[row]:.2f}"
+        if OURS in times and row != OURS:
+            line["clearly beats Twin-Boot in"] = _beats(wide, row) if number > 1 else "one seed"
         told.append(line)
     costs = tables["costs"].groupby("method", sort=False)[["epoch_seconds", "memory"]].mean()
     return {
-        f"{config.preset}, {epochs} epochs, {config.samples} draws: {spread}": pd.DataFrame(told).fillna(""),
+        title: pd.DataFrame(told).fillna(""),
         "Time of an epoch, in turns with a single model: median (least to most)": pd.DataFrame(
             {
                 "kind": ratio.index,
@@ -88,10 +90,22 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
     }
 
 
-def _ahead(means: pd.DataFrame, row: str) -> list[str]:
-    better = [c for c in ("accuracy", "auroc") if means.loc[row, c] > means.loc[OURS, c]]
-    better += [c for c in ("nll", "ece") if means.loc[row, c] < means.loc[OURS, c]]
-    return [COLUMNS[c] for c in COLUMNS if c in better] if row != OURS else []
+def _times(rows: pd.DataFrame, ratio: pd.DataFrame) -> dict[str, float]:
+    """Of the training of each row, in trainings of a single model on all images."""
+    first = rows.drop_duplicates("row")
+    return {row.row: row.epochs * ratio.loc[KINDS[row.method], "median"] for row in first.itertuples()}
+
+
+def _beats(wide: pd.DataFrame, row: str) -> str:
+    return ", ".join(COLUMNS[column] for column in HIGHER if _ahead(wide, column, row) > 0)
+
+
+def _ahead(wide: pd.DataFrame, column: str, row: str) -> int:
+    """1 if a row is clearly better than Twin-Boot, -1 if it is clearly worse: on the same seeds, by a 95 % interval."""
+    mean, half = _difference(wide, column, row, OURS)
+    if not abs(mean) > half:  # nor with one seed, whose interval is not a number
+        return 0
+    return 1 if (mean > 0) == HIGHER[column] else -1
 
 
 def verdicts(config: Config, tables: Tables) -> list[Verdict]:
@@ -104,6 +118,8 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
         found += [_smaller_gap(wide, number), _calibrated(wide, number)]
     if "sigma" in tables and chosen(config)[1] > 2:
         found += _structure(tables["sigma"], number)
+    if OURS in set(rows["row"]) and (equal := _equal_cost(rows, wide, ratios(tables["turns"]))):
+        found.append(equal)
     if {OURS, DRAWS} <= set(rows["row"]):
         found.append(_counts(wide, ratios(tables["turns"]), number))
     return found
@@ -173,6 +189,38 @@ def _structure(sigma: pd.DataFrame, number: int) -> list[Verdict]:
             f"{last['classifier']:.4f}{_scope(number)}.",
         ),
     ]
+
+
+def _equal_cost(rows: pd.DataFrame, wide: pd.DataFrame, ratio: pd.DataFrame) -> Verdict | None:
+    """Held: clearly ahead of all that costs no more, in accuracy and in likelihood; partly: in one of them, and clearly
+    behind nobody in the other; not held: clearly behind somebody. Else, or with fewer than three seeds, undecided."""
+    times = _times(rows, ratio)
+    others = [row for row in times if not row.startswith(OURS)]
+    rivals = [row for row in others if times[row] <= DEARER * times[OURS]]
+    if not rivals:
+        return None
+    answers = {column: [_ahead(wide, column, row) for row in rivals] for column in ("accuracy", "nll")}
+    first = [max(found) == -1 for found in answers.values()]
+    behind = any(max(found) == 1 for found in answers.values())
+    status: Status = "held" if all(first) else "not held" if behind else "partly" if any(first) else "undecided"
+    said = []
+    for column, found in answers.items():
+        best = sorted(rivals, key=lambda row: wide[column][row].mean(), reverse=HIGHER[column])[0]
+        apart = with_error(*_difference(wide, column, OURS, best), SIGNED)
+        said.append(
+            f"In {COLUMNS[column]} it is clearly ahead of {found.count(-1)} of them and clearly behind "
+            f"{found.count(1)}; against the best, '{best}' ({times[best]:.2f}), the difference is {apart}"
+        )
+    left = [f"{row} ({times[row]:.2f})" for row in others if row not in rivals]
+    return Verdict(
+        "At equal cost Twin-Boot predicts better than what else the time buys.",
+        "the paper compares with a single model alone",
+        status if len(wide) >= 3 else "undecided",
+        f"Twin-Boot takes {times[OURS]:.2f} times as long as a single model; {len(rivals)} other ways to predict take "
+        f"no longer, to a tenth. {'. '.join(said)}."
+        + (f" Left out, for they take longer: {', '.join(left)}." if left else ""),
+        ours=True,
+    )
 
 
 def _counts(wide: pd.DataFrame, ratio: pd.DataFrame, number: int) -> Verdict:
