@@ -12,6 +12,7 @@ try:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.patches import Circle
+    from matplotlib.ticker import MaxNLocator
 except ImportError as error:
     raise ImportError("figures need matplotlib: pip install 'twinboot[plots]'.") from error
 
@@ -59,6 +60,19 @@ def ink() -> str:
 def circle(axes: Axes, center: tuple[float, float], radius: float, **style: object) -> None:
     """A ring around a point, in the units of the data."""
     axes.add_patch(Circle(center, radius, fill=False, **style))
+
+
+def log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
+    """1, 2 and 5 of each decade between two positive numbers, or round numbers where those are too few; and their text,
+    in plain figures.
+
+    >>> log_ticks(0.03, 0.6)[1], log_ticks(1.2, 2.9)[1]
+    (['0.05', '0.1', '0.2', '0.5'], ['1.2', '1.6', '2', '2.4', '2.8'])
+    """
+    found = [m * 10.0**e for e in range(-6, 3) for m in (1, 2, 5) if low <= m * 10.0**e <= high]
+    if len(found) < 3:
+        found = [value for value in map(float, MaxNLocator(5).tick_values(low, high)) if low <= value <= high]
+    return found, [f"{value:g}" for value in found]
 
 
 def save(draw: Callable[[], Figure], directory: Path) -> Path:

@@ -66,6 +66,32 @@ def test_sigma_is_told_for_each_layer_and_epoch_and_the_figure_and_verdicts_come
     )
 
 
+def test_a_reliability_diagram_has_no_dot_for_a_bin_of_very_few_images() -> None:
+    tables, bins = small().tables, small().tables["bins"].copy()
+    own = bins["row"] == OURS
+    bins.loc[own, "share"] = 0.0
+    for place, share in ((3, 0.004), (9, 0.006), (14, 0.99)):
+        bins.loc[own & (bins["bin"] == place), ["share", "confidence", "accuracy"]] = share, (place + 0.5) / 15, 1.0
+    diagram = images.figure(SMALL, {**tables, "bins": bins}).subfigs[0].axes[2]
+    dots = next(line for line in diagram.lines if line.get_marker() == "o")
+    assert dots.get_xdata() == pytest.approx([9.5 / 15, 14.5 / 15])
+    assert len(diagram.patches) == 15  # but its share is drawn
+    assert diagram.get_ylim() == (0, 1)
+
+
+def test_each_seed_has_a_dot_of_its_own_and_curves_say_of_which_images() -> None:
+    drawn = images.figure(SMALL, small().tables)
+    for axes in drawn.subfigs[2].axes:
+        dots = [line for line in axes.lines if line.get_marker() == "o" and len(line.get_xdata())]
+        heights = [height for line in dots for height in line.get_ydata()]
+        assert len(set(heights)) == len(small().tables["rows"])
+    legend = drawn.subfigs[0].axes[0].get_legend()
+    assert legend
+    said = [text.get_text() for text in legend.get_texts()]
+    assert "single model, its hold-out" in said
+    assert "mean of the twins, images that no twin saw" in said
+
+
 def with_values(row: str, **columns: float | tuple[float, float]) -> dict[str, pd.DataFrame]:
     """The tables of the small run, but for these values of a row: one for both seeds, or one for each."""
     run = small()

@@ -14,6 +14,8 @@ from matplotlib.ticker import MaxNLocator
 from .. import plots
 from .experiment import Tables
 
+LEAST = 0.005  # of the images: a bin with fewer of them is drawn without its accuracy
+
 
 def draw(tables: Tables, base: str, ours: str) -> Figure:
     drawn = Figure(figsize=(16, 11), layout="constrained")
@@ -30,37 +32,43 @@ def draw(tables: Tables, base: str, ours: str) -> Figure:
 
 
 def _curves(axes: Axes, curves: pd.DataFrame) -> None:
-    shown = {"hold-out": "single model", "twins": "mean of the twins"}
-    for (method, name), colour in zip(shown.items(), plots.TWINS, strict=True):
+    shown = {"hold-out": ("single model", "its hold-out"), "twins": ("mean of the twins", "images that no twin saw")}
+    for (method, (name, others)), colour in zip(shown.items(), plots.TWINS, strict=True):
         own = curves[curves["method"] == method].groupby("epoch")
         if len(own):
             axes.plot(own["train"].mean(), "--", color=colour, label=f"{name}, training images")
-            axes.plot(own["validation"].mean(), "-", color=colour, label=f"{name}, others")
-    axes.set(title="Accuracy", xlabel="epoch", ylabel="accuracy", ylim=(None, 1))
+            axes.plot(own["validation"].mean(), "-", color=colour, label=f"{name}, {others}")
+    axes.set(title="Accuracy while training", xlabel="epoch", ylabel="accuracy", ylim=(None, 1))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(loc="lower right")
+    _legend_below(axes)
+
+
+def _legend_below(axes: Axes) -> None:
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13))
 
 
 def _reliability(axes: Axes, bins: pd.DataFrame, name: str, colour: str) -> None:
-    """The mean over the seeds, weighted by the images in a bin; the width of a bar's colour says how many they are."""
+    """The mean over the seeds, weighted by the images in a bin. A bin of a few images says nothing and has no dot."""
     if bins.empty:  # of a method that was not asked for
         axes.set_axis_off()
         return
     weighted = bins.assign(**{c: bins[c] * bins["share"] for c in ("confidence", "accuracy")}).groupby("bin").sum()
-    share = weighted["share"]
-    confidence, accuracy = (weighted[c][share > 0] / share[share > 0] for c in ("confidence", "accuracy"))
-    axes.plot([0, 1], [0, 1], color=plots.ink(), lw=1, ls=":")
+    share = weighted["share"] / weighted["share"].sum()
+    drawn = share >= LEAST
+    confidence, accuracy = (weighted[c][drawn] / weighted["share"][drawn] for c in ("confidence", "accuracy"))
+    axes.plot([0, 1], [0, 1], color=plots.ink(), lw=1, ls=":", label="as confident as right")
     axes.bar(
         (share.index + 0.5) / len(share),
         share / share.max() * 0.25,
         0.9 / len(share),
         color=colour,
         alpha=0.25,
-        label="share of the images (not to scale)",
+        label=f"share of the images (highest: {share.max():.0%})",
     )
-    axes.plot(confidence, accuracy, "o-", color=colour, label="accuracy")
+    label = f"accuracy, bins of at least {LEAST:.1%} of the images"
+    axes.plot(confidence, accuracy, "o-", color=colour, clip_on=False, zorder=3, label=label)
     axes.set(title=name[0].upper() + name[1:], xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
-    axes.legend(loc="upper left")
+    _legend_below(axes)
 
 
 def sigma_by_layer(sigma: pd.DataFrame) -> pd.DataFrame:
@@ -76,7 +84,7 @@ def _sigma(both: Sequence[Axes], sigma: pd.DataFrame) -> None:
     for (layer, values), colour in zip(mean.iterrows(), colours, strict=True):
         over.plot(values, color=colour, label=layer)
     over.xaxis.set_major_locator(MaxNLocator(integer=True))
-    over.set(title="Sigma of each layer", xlabel="epoch", ylabel="sigma", ylim=(0, None))
+    over.set(title="Sigma of each layer, colours as beside", xlabel="epoch", ylabel="sigma", ylim=(0, None))
     final.barh(range(len(mean)), mean.iloc[:, -1], color=colours)
     final.set(title="Sigma at the end", xlabel="sigma", yticks=range(len(mean)), yticklabels=mean.index)
     final.invert_yaxis()
@@ -88,10 +96,20 @@ def _standing(both: Sequence[Axes], rows: pd.DataFrame) -> None:
     shown = {"nll": (likelihood, "negative log-likelihood (nats)"), "ece": (calibration, "calibration error (ECE)")}
     for column, (axes, title) in shown.items():
         for place, name in enumerate(names):
-            own = rows[rows["row"] == name][column]
+            own = rows[rows["row"] == name][column].to_numpy()
             colour = plots.TWINS[name.startswith("Twin-Boot")]
-            axes.plot(own, [place] * len(own), "o", color=colour, ms=4, alpha=0.5, mew=0)
-            axes.plot([own.mean()], [place], "|", color=plots.ink(), ms=14, mew=2)
-        axes.set(xlabel=title, yticks=range(len(names)), yticklabels=names)
+            axes.plot([own.mean()], [place], "|", color=plots.ink(), ms=17, mew=1.5, zorder=2)
+            # One below the other, so that seeds with the same value can all be seen.
+            places = place + (np.arange(len(own)) - (len(own) - 1) / 2) * min(0.2, 0.7 / len(own))
+            axes.plot(own, places, "o", color=colour, ms=4.5, mew=0, zorder=3)
+        axes.set(xscale="log", xlabel=title, yticks=range(len(names)), yticklabels=names)
+        axes.set_xticks(*plots.log_ticks(*axes.get_xlim()))
+        axes.minorticks_off()
         axes.grid(axis="both", alpha=0.5)
     likelihood.invert_yaxis()
+    for colour, who in zip(plots.TWINS, ("others", "Twin-Boot"), strict=True):
+        calibration.plot([], [], "o", color=colour, ms=5, label=f"{who}, a dot for each seed")
+    calibration.plot([], [], "|", color=plots.ink(), ms=12, mew=1.5, label="mean over the seeds")
+    figure = calibration.get_figure(root=False)
+    assert figure is not None
+    figure.legend(loc="outside lower right", ncols=3)

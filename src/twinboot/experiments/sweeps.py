@@ -282,13 +282,7 @@ def _draw(axes: Axes, config: Config, found: pd.DataFrame, name: str) -> None:
     if name in ("rate", "batch"):  # as wide as the panels above, or wider for what is off
         exact = found["exact"].iloc[0]
         axes.set_ylim(exact / 5, max(exact * 5, found["rms"].max() * 3))
-    axes.set_yticks(*_ticks(*axes.get_ylim()))
+    axes.set_yticks(*plots.log_ticks(*axes.get_ylim()))
     axes.minorticks_off()
     axes.grid(alpha=0.5)
     axes.legend(loc="lower left" if name == "size" else "upper left", ncols=2)
-
-
-def _ticks(low: float, high: float) -> tuple[list[float], list[str]]:
-    """1, 2 and 5 of each decade, in plain figures."""
-    found = [m * 10.0**e for e in range(-6, 3) for m in (1, 2, 5) if low <= m * 10.0**e <= high]
-    return found, [f"{value:g}" for value in found]
