@@ -80,7 +80,21 @@ def test_numbers_and_figure_show_every_set_even_with_one_split() -> None:
         tables = {"runs": table({"a": 1, "long-name-of-a-set": -1}, splits=splits)}
         found = uci.numbers(uci.Config(), tables)
         assert all(shown["set"].tolist() == ["a", "long-name-of-a-set"] for shown in found.values())
-        uci.figure(uci.Config(), tables).savefig(io.BytesIO(), format="png")
+        drawn = uci.figure(uci.Config(), tables)
+        drawn.savefig(io.BytesIO(), format="png")
+        [legend] = drawn.legends
+        said = {text.get_text() for text in legend.get_texts()}
+        assert said > set(METHODS.values()) - {METHODS["single"]}
+        assert "single, stopped by a hold-out (the line at 0)" in said
+        assert {"90%, as it should be", "even axis; beyond, logarithmic"} < said
+
+
+def test_a_set_that_is_far_off_leaves_room_for_the_others() -> None:
+    runs = table({"a": 1, "far off": 1})
+    runs.loc[(runs["set"] == "far off") & (runs["method"] != "single"), "rmse"] *= 2
+    errors = uci.figure(uci.Config(), {"runs": runs}).axes[0]
+    near, far = (errors.transData.transform((x, 0))[0] - errors.transData.transform((0, 0))[0] for x in (5, 100))
+    assert near > 0.3 * far  # on an even axis a twentieth
 
 
 def test_numbers_have_two_digits_of_their_errors() -> None:

@@ -23,7 +23,8 @@ TITLE = "Nine regression sets"
 QUESTION = "Does Twin-Boot predict better than a network that is stopped by a hold-out, and are its intervals right?"
 CAPTION = (
     "Left and middle: each method against the single network that is stopped by a hold-out, on the same splits: how "
-    "its root mean squared error and its negative log-likelihood on the test rows differ; left of the line is better. "
+    "its root mean squared error and its negative log-likelihood on the test rows differ; left of the line is better, "
+    "and beyond the grey strip the axis is logarithmic, because two sets differ by far more than all others. "
     f"Right: how many test rows its {LEVEL:.0%} intervals hold. Bars are 95 % intervals over the splits, which share "
     "rows, so that in truth they are somewhat wider."
 )

@@ -35,15 +35,23 @@ def draw(runs: pd.DataFrame) -> Figure:
     )
     _dots(likelihoods, runs, against, lambda own, method: own["nll"][method] - own["nll"]["single"])
     _dots(covered, runs, list(METHODS), lambda own, method: 100 * own["covered"][method])
-    for axes in (errors, likelihoods):
+    for axes, even, ticks in ((errors, 5.0, (-20, -5, 0, 5, 20, 100)), (likelihoods, 0.1, (-1, -0.1, 0, 0.1, 1))):
         axes.axvline(0, color=COLOURS["single"], lw=1.5)
-    covered.axvline(100 * LEVEL, color=plots.ink(), ls=":", lw=1.5)
+        axes.set_xscale("symlog", linthresh=even)  # two sets differ by far more than all others
+        axes.set_xticks(ticks, [f"{tick:+g}" if tick else "0" for tick in ticks])
+        axes.minorticks_off()
+        zone = axes.axvspan(-even, even, color=plots.ink(), alpha=0.06, lw=0)
+    covered.axvline(100 * LEVEL, color=plots.ink(), ls=":", lw=1.5, label=f"{LEVEL:.0%}, as it should be")
     errors.set(yticks=range(len(sets)), yticklabels=sets, ylim=(len(sets) - 0.5, -0.5))
-    errors.set(title="Root mean squared error", xlabel="difference, % of that of the single network")
-    likelihoods.set(title="Negative log-likelihood", xlabel="difference, nats")
-    covered.set(title=f"Coverage of {LEVEL:.0%} intervals", xlabel="test rows in their interval, %")
+    errors.set(title="RMSE against the single network's", xlabel="difference, % (left: lower error)")
+    likelihoods.set(title="NLL against the single network's", xlabel="difference, nats (left: better)")
+    covered.set(title=f"Test rows in their {LEVEL:.0%} interval", xlabel="%")
     handles, labels = covered.get_legend_handles_labels()
-    drawn.legend(handles, labels, loc="outside lower center", ncols=len(METHODS), fontsize=11)
+    shown = {METHODS["single"]: "single, stopped by a hold-out (the line at 0)"}
+    labels = [shown.get(label, label) for label in labels]
+    handles.append(zone)
+    labels.append("even axis; beyond, logarithmic")
+    drawn.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=11)
     return drawn
 
 
