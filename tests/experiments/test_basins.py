@@ -52,6 +52,13 @@ def test_verdicts_figure_and_numbers(tables: dict[str, pd.DataFrame]) -> None:
     assert keeps.status in ("held", "partly")
     assert measures.status == "held"
     assert isinstance(basins.figure(SMALL, tables), Figure)
+    [legend] = basins.figure(SMALL, tables).legends
+    said = {text.get_text() for text in legend.get_texts()}
+    assert said == {
+        *("the wells, $\\mu_1$ and $\\mu_2$", "start", "mean at a reset", "mean loss for endless data"),
+        *(f"twin {k}{end}" for k in (1, 2) for end in ("", ", end")),
+        *("$\\sigma$, every 40 steps", "$\\sigma$ at the end"),
+    }
     [shown] = basins.numbers(SMALL, tables).values()
     assert list(shown["reset"]) == ["no reset", "mean reset", "sampling reset", "centered reset"]
 

@@ -231,6 +231,9 @@ def test_a_run_from_end_to_end(tmp_path: Path) -> None:
     assert list(shown["method"]) == list(fwi_run.METHODS.values())
     assert [verdict.status for verdict in fwi.verdicts(TINY, run.tables)] == ["undecided"] * 2  # of one run
     assert isinstance(fwi.figure(TINY, run.tables), Figure)
+    [legend] = fwi.figure(TINY, run.tables).legends
+    said = {text.get_text() for text in legend.get_texts()}
+    assert said == {"shot", "receiver", "error of a run", "mean of the runs"}
     assert plots.save(lambda: fwi.figure(TINY, run.tables), tmp_path).exists()
 
 

@@ -140,7 +140,11 @@ def test_numbers_count_the_tasks_and_give_each_ones_errors() -> None:
 
 def test_a_square_of_the_map_has_the_colour_and_number_of_its_task() -> None:
     drawn = regimes.figure(HAND, {"runs": table(sample_last=[-0.5, 0.5, 0.0, -0.25])})
+    colours = dict(enumerate(patch.get_facecolor() for patch in drawn.legends[0].get_patches()))
+    said = [text.get_text() for text in drawn.legends[0].get_texts()]
+    assert said == ["clearly lower error", "lower, not clearly", "higher, not clearly", "clearly higher error"]
     panel = drawn.axes[0]
+    assert all(panel.images[0].cmap(shade) == colour for shade, colour in colours.items())
     shades = np.asarray(panel.images[0].get_array())
     assert shades.shape == (1, 4)
     assert shades[0, [0, 1, 3]].tolist() == [0, 3, 0]

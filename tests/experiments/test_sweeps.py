@@ -65,6 +65,12 @@ def test_verdicts_figure_and_numbers(tables: dict[str, pd.DataFrame]) -> None:
     assert [v.status for v in (size, noise, rate, batch, dashed)] == ["held", "partly", "held", "held", "partly"]
     assert "smear the wells" in noise.evidence
     assert isinstance(sweeps.figure(SMALL, tables), Figure)
+    [legend] = sweeps.figure(SMALL, tables).legends
+    said = {text.get_text() for text in legend.get_texts()}
+    assert said == {
+        *("mean over seeds", "mean ± std of seeds", "rms over seeds ± 2 errors"),
+        *("exact (sandwich)", "paper's line", "value in the other panels"),
+    }
     [shown] = sweeps.numbers(SMALL, tables).values()
     assert len(shown) == 11
 

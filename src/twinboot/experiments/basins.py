@@ -14,6 +14,7 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from torch import Tensor
 from torch.func import vmap
 
@@ -194,7 +195,7 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
 
 
 def figure(config: Config, tables: Tables) -> Figure:
-    drawn = Figure(figsize=(12.5, 8.2), layout="constrained")
+    drawn = Figure(figsize=(12.5, 9.0), layout="constrained")
     found = summary(tables["runs"])
     grid = drawn.subplots(2, 2, sharex=True, sharey=True)
     height = _landscape(config)
@@ -207,7 +208,13 @@ def figure(config: Config, tables: Tables) -> Figure:
         axes.set_xlabel("$w_1$")
     for axes in grid[:, 0]:
         axes.set_ylabel("$w_2$")
-    grid[0, 1].legend(loc="lower left", ncols=3)
+    handles, labels = grid[0, 1].get_legend_handles_labels()
+    for alpha, width, text in ((0.35, 0.9, f"$\\sigma$, every {STRIDE} steps"), (1.0, 1.8, "$\\sigma$ at the end")):
+        ring = Line2D([], [], marker="o", mfc="none", ls="none", ms=12, color=plots.ink(), alpha=alpha, mew=width)
+        handles.append(ring)
+        labels.append(text)
+    handles += [Line2D([], [], color=plots.ink(), lw=0.6, alpha=0.35)]
+    drawn.legend(handles, [*labels, "mean loss for endless data"], loc="outside lower center", ncols=5)
     return drawn
 
 
@@ -221,19 +228,20 @@ def _landscape(config: Config) -> tuple[Tensor, Tensor, Tensor]:
 
 def _draw(axes: Axes, config: Config, paths: pd.DataFrame, mode: Mode, height: tuple[Tensor, Tensor, Tensor]) -> None:
     axes.contour(*height, levels=12, colors=plots.ink(), linewidths=0.6, alpha=0.35, linestyles="solid")
-    axes.plot(*WELLS.T, "+", color=plots.TRUTH, ms=11, mew=2, ls="none", label="$\\mu_1$, $\\mu_2$")
+    axes.plot(*WELLS.T, "+", color=plots.TRUTH, ms=11, mew=2, ls="none", label="the wells, $\\mu_1$ and $\\mu_2$")
     own = paths[paths["reset"] == mode]
     for twin, color in enumerate(plots.TWINS, start=1):
         path = own[own["twin"] == twin]
         axes.plot(path["w1"], path["w2"], color=color, lw=0.9, alpha=0.85, label=f"twin {twin}")
-        axes.plot(path["w1"].iloc[-1:], path["w2"].iloc[-1:], "s", color=color, ms=7, mec="white", zorder=5)
+        end = path["w1"].iloc[-1:], path["w2"].iloc[-1:]
+        axes.plot(*end, "s", color=color, ms=7, mec="white", ls="none", zorder=5, label=f"twin {twin}, end")
     mean = own.groupby("step")[["w1", "w2", "sigma"]].mean()
     for _, row in mean[::STRIDE].iterrows():
         plots.circle(axes, (row["w1"], row["w2"]), row["sigma"], color=plots.ink(), alpha=0.35, lw=0.9)
     if mode != "none":
         due = [epoch * steps(config) // config.epochs for epoch in config.resets if epoch <= config.epochs]
         reset = mean.loc[due]
-        axes.plot(reset["w1"], reset["w2"], "^", color=plots.ink(), ms=6, ls="none", zorder=4, label="reset")
+        axes.plot(reset["w1"], reset["w2"], "^", color=plots.ink(), ms=6, ls="none", zorder=4, label="mean at a reset")
     last = mean.iloc[-1]
     plots.circle(axes, (last["w1"], last["w2"]), last["sigma"], color=plots.ink(), lw=1.8, zorder=6)
     axes.plot(*config.start, "o", color=plots.ink(), ms=6, ls="none", label="start")

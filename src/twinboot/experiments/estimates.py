@@ -208,8 +208,9 @@ def figure(config: Config, tables: Tables) -> Figure:
         axes.grid(axis="x", alpha=0.6)
     panels[0].set(xscale="log", yticks=range(len(IDEAS)), yticklabels=list(IDEAS))
     panels[0].invert_yaxis()
-    drawn.legend(*panels[0].get_legend_handles_labels(), title="measurements", loc="outside upper center", ncols=2)
-    panels[1].axvline(0, color=plots.ink(), lw=1)
-    panels[2].axvline(0.9, color=plots.TRUTH, lw=1.2)
+    handles, labels = panels[0].get_legend_handles_labels()
+    handles += [panels[1].axvline(0, color=plots.ink(), lw=1), panels[2].axvline(0.9, color=plots.TRUTH, lw=1.2)]
+    labels = [f"measurements: {task}" for task in labels] + ["no correlation", "90 %, as it should be"]
+    drawn.legend(handles, labels, loc="outside upper center", ncols=4)
     panels[2].set_xlim(0, 1)
     return drawn

@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.lines import Line2D
 
 from .. import plots
 from .acoustic import DEPTH, places
@@ -134,7 +135,7 @@ def figure(config: Config, tables: Tables) -> Figure:
     maps = {name: cells.pivot(index="row", columns="column", values=name) for name in cells.columns[2:]}
     error, sigma = (maps[SHOWN] - maps["truth"]).abs(), maps[f"{SHOWN} sigma"]
     height, width = error.shape
-    drawn = Figure(figsize=(14, 3.4 + 2 * min(4.2 * height / width, 4.0)), layout="constrained")
+    drawn = Figure(figsize=(14, 3.9 + 2 * min(4.2 * height / width, 4.0)), layout="constrained")
     above, below = drawn.subplots(2, 3)
     low, high = maps["truth"].min().min(), maps["truth"].max().max()
     for axes, (title, name) in zip(above, {"Truth": "truth", "Start": "start", "Found": SHOWN}.items(), strict=True):
@@ -151,6 +152,11 @@ def figure(config: Config, tables: Tables) -> Figure:
     for axes in (above[0], below[0]):
         axes.set_ylabel("depth, km")
     _errors(below[2], tables["runs"])
+    handles, labels = below[0].get_legend_handles_labels()
+    for mark, text in (("o", "error of a run"), ("|", "mean of the runs")):
+        handles.append(Line2D([], [], marker=mark, ls="none", color=plots.ink(), ms=8, mew=1.5))
+        labels.append(text)
+    drawn.legend(handles, labels, loc="outside lower center", ncols=4)
     return drawn
 
 
@@ -163,9 +169,10 @@ def _map(
     )
     shots, receivers = ((places(count, width).numpy() + 0.5) * km for count in (config.shots, config.receivers))
     depth = (DEPTH + 0.5) * km
-    axes.plot(shots, [depth] * len(shots), "*", color=plots.TRUTH, ms=7, mec="white", mew=0.5)
+    axes.plot(shots, [depth] * len(shots), "*", color=plots.TRUTH, ms=7, mec="white", mew=0.5, label="shot")
     # In truth as deep as the shots; drawn above the section, where both can be seen.
-    axes.plot(receivers, [-0.02 * height * km] * len(receivers), "v", color=plots.ink(), ms=4, clip_on=False)
+    above = [-0.02 * height * km] * len(receivers)
+    axes.plot(receivers, above, "v", color=plots.ink(), ms=4, clip_on=False, label="receiver")
     axes.set_title(title, pad=9)
     axes.set(xlabel="distance, km", xlim=(0, width * km), ylim=(height * km, 0))
     return image
@@ -174,8 +181,8 @@ def _map(
 def _errors(axes: Axes, runs: pd.DataFrame) -> None:
     runs = runs[runs["method"] != "prior"]  # whose field is that of the centered reset
     for place, (method, group) in enumerate(runs.groupby("method", sort=False)):
-        axes.plot(group["error"], [place] * len(group), "o", color=plots.SERIES[place], ms=6, alpha=0.8)
         axes.plot(group["error"].mean(), place, "|", color=plots.ink(), ms=16, mew=1.5)
+        axes.plot(group["error"], [place] * len(group), "o", color=plots.SERIES[place], ms=6, alpha=0.8)
         axes.text(0.02, place - 0.32, METHODS[str(method)], transform=axes.get_yaxis_transform(), fontsize=9)
     start = runs["start"].iloc[0]
     axes.axvline(start, color=plots.ink(), ls=":", lw=1.2)

@@ -15,8 +15,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
-from .. import plots
 from .descent import Method, Schedule, State, train
 from .experiment import Part, Status, Tables, Tick, Verdict, one_thread, refuse_repeated
 from .intervals import change
@@ -48,6 +48,7 @@ COMPARISONS = {
     "stopped by unseen, centered reset\nagainst a single field to the end": (OURS, END),
     "stopped by unseen, centered reset\nagainst a single field stopped by a hold-out": (OURS, STOPPED),
 }
+SHADES = ["#7fb2e0", "#dbe9f6", "#fbe6d3", "#eeb27c"]  # from clearly lower to clearly higher
 AXES = ("rows", "noise", "beta", "width", "spread")
 
 
@@ -206,11 +207,15 @@ def _common(won: pd.DataFrame) -> str:
 
 
 def figure(config: Config, tables: Tables) -> Figure:
-    drawn = Figure(figsize=(15.5, 1.6 + 0.62 * 3 * len(config.noise) * len(config.beta) + 1.2), layout="constrained")
+    drawn = Figure(figsize=(15.5, 1.6 + 0.62 * 3 * len(config.noise) * len(config.beta) + 1.9), layout="constrained")
     panels = np.ravel(drawn.subplots(1, len(COMPARISONS), sharey=True))
     for axes, (name, pair) in zip(panels, COMPARISONS.items(), strict=True):
         _panel(axes, config, compare(tables["runs"], *pair))
         axes.set_title(name)
+    names = ("clearly lower error", "lower, not clearly", "higher, not clearly", "clearly higher error")
+    patches = [Patch(color=colour, label=name) for colour, name in zip(SHADES, names, strict=True)]
+    title = "Twin-Boot against the other; the number is the change of the error in per cent"
+    drawn.legend(handles=patches, title=title, loc="outside lower center", ncols=4, fontsize=11, title_fontsize=11)
     return drawn
 
 
@@ -224,10 +229,9 @@ def _panel(axes: Axes, config: Config, found: pd.DataFrame) -> None:
         lower = task["change"] < 0
         shade[i, j] = (0 if lower else 3) if task["clear"] else (1 if lower else 2)
         axes.text(j, i, f"{100 * task['change']:+.0f}", ha="center", va="center", color="#222222")
-    colours = ListedColormap(["#7fb2e0", "#dbe9f6", "#fbe6d3", "#eeb27c"])
-    axes.imshow(shade, cmap=colours, vmin=-0.5, vmax=3.5, aspect="auto")
+    axes.imshow(shade, cmap=ListedColormap(SHADES), vmin=-0.5, vmax=3.5, aspect="auto")
     axes.set_xticks(range(len(across)), [f"width {w:g}\nspread {s:g}" for w, s in across])
     axes.set_yticks(range(len(down)), [f"noise {n:g}, beta {b:g}, M = {m}" for n, b, m in down])
     axes.tick_params(length=0)
     for edge in range(len(config.rows), len(down), len(config.rows)):
-        axes.axhline(edge - 0.5, color=plots.ink(), lw=1)
+        axes.axhline(edge - 0.5, color="#222222", lw=1.2)  # on the squares, which are light on any page

@@ -41,8 +41,12 @@ def _errors(axes: Axes, runs: pd.DataFrame) -> None:
     for place, method in enumerate(methods):
         own = runs[runs["method"] == method]["error"]
         colour = plots.SERIES["standard" not in method] if "Tikhonov" not in method else plots.SERIES[2]
+        axes.plot([own.mean()], [place], "|", color=plots.ink(), ms=18, mew=1.5)
         axes.plot(own, [place] * len(own), "o", color=colour, ms=4, alpha=0.5, mew=0)
-        axes.plot([own.mean()], [place], "|", color=plots.ink(), ms=18, mew=2)
+    for colour, name in zip(plots.SERIES, ("a plain optimizer", "Twin-Boot", "a penalty"), strict=False):
+        axes.plot([], [], "o", color=colour, ms=5, label=f"{name}, a dot for each seed")
+    axes.plot([], [], "|", color=plots.ink(), ms=12, mew=1.5, label="mean over the seeds")
+    axes.legend(loc="upper left")
     axes.set(xscale="log", xlabel="error of the field (mean square)", yticks=range(len(methods)), yticklabels=methods)
     axes.invert_yaxis()
     axes.grid(axis="x", which="both", alpha=0.5)

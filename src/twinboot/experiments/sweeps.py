@@ -251,6 +251,7 @@ def figure(config: Config, tables: Tables) -> Figure:
     found = summary(config, tables["sigma"])
     for axes, name in zip(drawn.subplots(2, 2).flat, SWEEPS, strict=True):
         _draw(axes, config, found[found["sweep"] == name], name)
+    drawn.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=6)
     return drawn
 
 
@@ -259,9 +260,9 @@ def _draw(axes: Axes, config: Config, found: pd.DataFrame, name: str) -> None:
     values = found["value"].astype(float)
     low = (found["mean"] - found["std"]).clip(lower=found["mean"] * 0.2)
     axes.fill_between(
-        values, low, found["mean"] + found["std"], color=plots.SERIES[0], alpha=0.15, lw=0, label="mean ± std"
+        values, low, found["mean"] + found["std"], color=plots.SERIES[0], alpha=0.15, lw=0, label="mean ± std of seeds"
     )
-    axes.plot(values, found["mean"], color=plots.SERIES[0], lw=0.8, alpha=0.6)
+    axes.plot(values, found["mean"], color=plots.SERIES[0], lw=0.8, alpha=0.6, label="mean over seeds")
     axes.plot(values, found["exact"], color=plots.TRUTH, lw=1.6, label="exact (sandwich)")
     axes.plot(values, found["paper"], "--", color=plots.ink(), lw=1.2, label="paper's line")
     axes.errorbar(
@@ -272,9 +273,9 @@ def _draw(axes: Axes, config: Config, found: pd.DataFrame, name: str) -> None:
         ms=6,
         color=plots.SERIES[0],
         capsize=3,
-        label="rms over seeds",
+        label="rms over seeds ± 2 errors",
     )
-    axes.axvline(getattr(config, name), color=plots.ink(), ls=":", lw=1, alpha=0.6)
+    axes.axvline(getattr(config, name), color=plots.ink(), ls=":", lw=1, alpha=0.6, label="value in the other panels")
     axes.set(xscale="log", yscale="log", xlabel=label, ylabel=r"final $\sigma$")
     axes.set_title(f"{label[0].upper()}{label[1:]} varies")
     axes.set_xticks(values, [f"{value:g}" for value in values])
@@ -285,4 +286,3 @@ def _draw(axes: Axes, config: Config, found: pd.DataFrame, name: str) -> None:
     axes.set_yticks(*plots.log_ticks(*axes.get_ylim()))
     axes.minorticks_off()
     axes.grid(alpha=0.5)
-    axes.legend(loc="lower left" if name == "size" else "upper left", ncols=2)
