@@ -111,3 +111,16 @@ def test_what_belongs_to_the_other_task_gets_a_sentence() -> None:
         Prediction("regression", torch.zeros(2), torch.zeros(2)).nll(torch.zeros(2))
     with pytest.raises(ValueError, match=r"the target has shape \(3,\), the prediction \(2,\)"):
         regression.nll(torch.zeros(3))
+
+
+def test_a_prediction_is_told_in_one_short_line() -> None:
+    outputs = torch.randn(6, 500, 4, generator=seeded(0))
+    prediction = predict(outputs, "classification", [6], 500)
+    said = repr(prediction)
+    assert said.startswith("Prediction(classification, 500 inputs, 4 classes, entropy ")
+    assert f"{prediction.entropy.mean():.2g} on average and up to {prediction.entropy.max():.2g}, mutual" in said
+    values = predict(outputs, "regression", [6], 500)
+    assert repr(values).startswith("Prediction(regression, 500 inputs, shape (500, 4), std ")
+    assert f"up to {values.std.max():.2g})" in repr(values)
+    assert max(len(said), len(repr(values))) < 200
+    assert "of nothing" in repr(predict(outputs[:, :0], "regression", [6], 500))

@@ -13,7 +13,7 @@ from torch import Tensor
 Task = Literal["classification", "regression"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prediction:
     """The prediction for some inputs, over draws of the weights.
 
@@ -28,6 +28,12 @@ class Prediction:
 
     def __len__(self) -> int:
         return len(self.mean)
+
+    def __repr__(self) -> str:
+        if self.task == "regression":
+            return f"Prediction(regression, {len(self)} inputs, shape {tuple(self.mean.shape)}, std {_told(self.std)})"
+        doubts = f"entropy {_told(self.entropy)}, mutual information {_told(self.mutual_information)}"
+        return f"Prediction(classification, {len(self)} inputs, {self.mean.shape[1]} classes, {doubts})"
 
     @property
     def probs(self) -> Tensor:
@@ -98,6 +104,11 @@ class Prediction:
     def _only(self, task: Task, name: str) -> None:
         if self.task != task:
             raise AttributeError(f'{name} is for task="{task}", but this prediction was made with task="{self.task}".')
+
+
+def _told(values: Tensor) -> str:
+    """The mean and the largest of some values."""
+    return f"{values.mean():.2g} on average and up to {values.max():.2g}" if values.numel() else "of nothing"
 
 
 def half_width(level: float) -> float:
