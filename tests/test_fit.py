@@ -287,6 +287,21 @@ def test_the_log_has_the_whole_history_also_of_a_resumed_run(tmp_path: Path) -> 
         fit(mlp(), blobs(), epochs=1, log="run.txt", **QUIET)
 
 
+def test_a_run_that_is_finished_says_that_nothing_was_trained(tmp_path: Path, capsys: Any) -> None:
+    options: Any = {"epochs": 2, "batch_size": 20, "checkpoint": tmp_path / "run"}
+    first = fit(mlp(), blobs(60), **options)
+    assert "finished" not in capsys.readouterr().err
+    again = fit(mlp(), blobs(60), **options)
+    said = capsys.readouterr().err
+    best = f"finished after 2 epochs, the best of them {first.best_epoch}: nothing was trained."
+    assert said.startswith(f"{tmp_path / 'run'} holds this run, {best}")
+    assert said.count("\n") == 1
+    assert again.history == first.history
+    fit(mlp(), blobs(60), progress=False, **options)
+    fit(mlp(), blobs(60), progress=False, **options | {"epochs": 3})
+    assert capsys.readouterr().err == ""
+
+
 def test_progress_is_a_line_for_each_epoch(capsys: Any) -> None:
     fit(mlp(), blobs(), epochs=2, optimizer=QUIET["optimizer"])
     said = capsys.readouterr()

@@ -28,7 +28,7 @@ from .checkpoints import Checkpoints
 from .estimate import Estimate
 from .groups import Grouping
 from .loader import require_map_style
-from .logs import open_log, show
+from .logs import open_log, show, show_finished
 from .replicate import Places
 from .states import pack, require_same, unpack
 from .training import Training
@@ -152,9 +152,10 @@ def fit(
         if len(state["history"]["epoch"]) > epochs:
             raise ValueError(f"{checkpoint} holds a run of more than {epochs} epochs: choose another directory.")
         _restore(state, parts, best)
+    done = len(best.history["epoch"])
     writes = ranks.share()[0] == 0  # all ranks have the same to write
     with open_log(log if writes else None, best.history) as written:
-        for epoch in range(len(best.history["epoch"]) + 1, epochs + 1):
+        for epoch in range(done + 1, epochs + 1):
             if patience is not None and epoch - 1 - best.epoch >= patience:
                 break
             began = time.perf_counter()
@@ -174,6 +175,8 @@ def fit(
             written.add(best.last())
             if progress and writes:
                 show(best.history, epochs)
+    if progress and writes and done and done == len(best.history["epoch"]):
+        show_finished(checkpoint, done, best.epoch)
     run.give_statistics(best.estimate)
     return Fit(best.estimate, best.history, best.epoch, run.bootstrap)
 

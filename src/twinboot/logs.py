@@ -33,6 +33,16 @@ def show(history: History, epochs: int) -> None:
     )
 
 
+def show_finished(checkpoint: object, epochs: int, best: int) -> None:
+    """One line about a run to which nothing was to be added, on standard error."""
+    print(
+        f"{checkpoint} holds this run, finished after {epochs} epochs, the best of them {best}: nothing was trained. "
+        "To train anew, use another directory or delete it.",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
 def _time(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
