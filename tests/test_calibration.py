@@ -77,6 +77,16 @@ def test_only_the_given_samples_are_read_and_predictions_of_them_get_better() ->
     assert loss <= before
 
 
+def test_a_calibration_that_takes_all_noise_away_says_so() -> None:
+    estimate, data, bootstrap = trained()
+    x = data.tensors[0][bootstrap.unseen]
+    sure = TensorDataset(x, estimate.predict(x, samples=0).labels)  # as the mean model has it: noise can only harm
+    with pytest.warns(UserWarning, match=r"best without weight noise.*set `estimate.scale = 1.0`\.$"):
+        estimate.calibrate(sure)
+    assert estimate.scale == 0
+    assert not estimate.predict(x).std.any()
+
+
 def test_a_file_keeps_the_calibration(tmp_path: Path) -> None:
     estimate, data, bootstrap = trained()
     estimate.calibrate(Subset(data, bootstrap.unseen.tolist()))

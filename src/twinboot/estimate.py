@@ -163,7 +163,7 @@ class Estimate(nn.Module):
 
         Give samples that no twin saw, `Subset(dataset, bootstrap.unseen)`: those of training would make the model too
         sure of itself. `predict` uses both from then on, and `save` keeps them. Returns the mean negative
-        log-likelihood with them.
+        log-likelihood with them. Warns if the best scale is 0, which takes all weight noise away.
         """
         if samples < 2:
             raise ValueError(f"samples must be at least 2, not {samples!r}.")
@@ -187,6 +187,12 @@ class Estimate(nn.Module):
             if bool(((labels < 0) | (labels >= classes)).any()):
                 raise ValueError(f"labels must lie between 0 and {classes - 1}, as the model has {classes} classes.")
             self.temperature, self.scale, loss = calibration.best(logits, labels.long())
+        if self.scale == 0:
+            warnings.warn(
+                "these samples are predicted best without weight noise, so that the draws of `predict` are now all the "
+                "same and their spread is 0: to keep the noise, set `estimate.scale = 1.0`.",
+                stacklevel=2,
+            )
         return loss
 
     def update_batchnorm(self, loader: Iterable[Any], inputs: Callable[[Any], Any] | None = None) -> None:

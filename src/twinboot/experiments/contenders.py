@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from collections.abc import Callable, Container
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -200,7 +201,9 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
     curve |= {"validation": found.history["accuracy"], "loss": found.history["unseen"]}
     curve["seconds"] = found.history["seconds"]
     calibrated = copy.deepcopy(found.estimate)
-    calibrated.calibrate(Subset(data, bootstrap.unseen.tolist()), samples=task.samples, seed=task.seed)
+    with warnings.catch_warnings():  # that no noise may be best: the table shows what comes of it
+        warnings.simplefilter("ignore")
+        calibrated.calibrate(Subset(data, bootstrap.unseen.tolist()), samples=task.samples, seed=task.seed)
     ways = {
         name: _drawn(found.estimate, task),
         f"{name}, mean": _mean(found.estimate.module),

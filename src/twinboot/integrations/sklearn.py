@@ -23,6 +23,7 @@ After `fit` there are `estimate_`, the `twinboot.Estimate` of standardised input
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,8 @@ class TwinBootClassifier(ClassifierMixin, TwinBoot):  # type: ignore[misc]
     """A network of which two twins train on bootstrap samples of the rows, as a classifier.
 
     Where at least 50 rows are unseen, with weights that are whole numbers, they also set the temperature of the
-    probabilities and the scale of the weight noise. `twinboot.integrations.sklearn` says what both estimators share.
+    probabilities and the scale of the weight noise (`estimate_.scale`; 0 takes it away).
+    `twinboot.integrations.sklearn` says what both estimators share.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -71,7 +73,9 @@ class TwinBootClassifier(ClassifierMixin, TwinBoot):  # type: ignore[misc]
         unseen = shares.stopping
         if len(unseen) >= ENOUGH and self.samples and (rows.weight == 1).all():  # `calibrate` knows no weights
             x, labels = self._standardised(rows.x).float()[unseen], torch.from_numpy(rows.y).long()[unseen]
-            self.estimate_.calibrate(TensorDataset(x, labels), samples=self.samples, seed=self.seed_)
+            with warnings.catch_warnings():  # of no weight noise, for nobody asked for this step
+                warnings.simplefilter("ignore")
+                self.estimate_.calibrate(TensorDataset(x, labels), samples=self.samples, seed=self.seed_)
         return self
 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:
@@ -129,10 +133,18 @@ class TwinBootRegressor(RegressorMixin, TwinBoot):  # type: ignore[misc]
     def predict_interval(self, X: Any, level: float = 0.9) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Lower and upper ends of intervals, each of which holds a new measurement with a probability of `level`.
 
-        Infinite where too few rows were set aside to say it: level / (1 - level) are needed, 9 for 90 %.
+        Infinite, with a warning, where too few rows were set aside to say it: level / (1 - level) are needed, 9 for
+        90 %.
         """
         mean, std = self._mean_and_std(self._checked_input(X))
         half = conformal.quantile(self.scores_, level, self.scores_weight_)
+        if not math.isfinite(half):
+            needed = math.ceil(level / (1 - level) - 1e-9)  # 0.9 / 0.1 is to be 9 whatever rounding makes of it
+            warnings.warn(
+                f"intervals of {level:g} are infinite: {len(self.scores_)} rows were set aside to calibrate them, and "
+                f"{needed} are needed, which a table of some {math.ceil(needed / (math.exp(-2) / 2))} rows has.",
+                stacklevel=2,
+            )
         return mean - half * std, mean + half * std
 
     def _mean_and_std(self, x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
