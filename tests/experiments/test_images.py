@@ -1,6 +1,7 @@
 """The image experiment as a whole, on the embedded digits."""
 
 import dataclasses
+import re
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,11 +13,13 @@ import torch
 
 from twinboot import metrics
 from twinboot.experiments import datasets, images
+from twinboot.experiments.contenders import METHODS
 from twinboot.experiments.experiment import UnavailableError, Verdict
 from twinboot.experiments.images import BASE, OURS, Config
 from twinboot.experiments.images_config import PRESETS
 from twinboot.experiments.images_run import chosen, parts
 from twinboot.experiments.store import Run, carry_out
+from twinboot.report import _reasons
 
 SMALL = Config(methods=("hold-out", "twins", "twins-draws"), epochs=2, seeds=2, samples=2)
 
@@ -180,10 +183,17 @@ def test_presets_and_overrides() -> None:
 
 
 def test_a_preset_of_files_says_where_they_should_be(tmp_path: Path) -> None:
-    with pytest.raises(UnavailableError, match="the preset cifar10-5k needs files of cifar10: give --data"):
+    with pytest.raises(UnavailableError, match="the preset cifar10-5k needs files of cifar10: give --data") as told:
         parts(Config(preset="cifar10-5k"))
+    assert "cifar-10-binary.tar.gz or cifar-10-python.tar.gz, as it is or unpacked (data_batch_1.bin" in str(told.value)
     with pytest.raises(UnavailableError, match="holds no files of cifar10"):
         parts(Config(preset="cifar10-5k", data=str(tmp_path)))
+
+
+def test_the_help_of_the_methods_names_all_of_them() -> None:
+    told = _reasons(Config)["methods"]
+    assert set(METHODS) <= set(re.findall(r"[a-z-]+[a-z]", told))
+    assert told.endswith("digits has {}, {}, {} and {}.".format(*PRESETS["digits"].methods))
 
 
 @pytest.mark.parametrize(

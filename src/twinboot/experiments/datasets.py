@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from . import image_files
 from .image_files import AGAIN
-from .sources import LAYOUTS, PAGES, Layout
+from .sources import LAYOUTS, PAGES, Layout, wanted
 from .sources import download as download
 
 CLASSES = 10  # in each of these data sets
@@ -163,11 +163,9 @@ def _find(name: str, directory: Path) -> tuple[Layout, dict[str, Path] | Path]:
     for layout in LAYOUTS[name]:
         if layout.archive and (archive := directory / layout.archive).is_file():
             return layout, archive
-    layout = LAYOUTS[name][0]
-    wanted = layout.archive or ", ".join(f"{file}.gz" for file in layout.files)
     raise MissingError(
-        f"{incomplete or f'{directory} holds no files of {name}'}: put {wanted} there, from {PAGES[name]}, or let "
-        "`datasets.download` fetch it."
+        f"{incomplete or f'{directory} holds no files of {name}'}: put {wanted(name)} there, from {PAGES[name]}, or "
+        "let `datasets.download` fetch it."
     )
 
 

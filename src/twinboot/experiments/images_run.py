@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .. import seeds
 from ..prediction import entropy
-from . import datasets, networks
+from . import datasets, networks, sources
 from .contenders import METHODS, Task, Trained, longer, require_ivon
 from .datasets import Moments, standardised
 from .experiment import Part, Tick, UnavailableError
@@ -52,7 +52,10 @@ def _require(config: Config) -> None:
     """What can be known to be missing is said before anything is trained."""
     preset = PRESETS[config.preset]
     if preset.dataset != "digits" and config.data is None:
-        raise UnavailableError(f"the preset {config.preset} needs files of {preset.dataset}: give --data DIRECTORY.")
+        raise UnavailableError(
+            f"the preset {config.preset} needs files of {preset.dataset}: give --data DIRECTORY with "
+            f"{sources.wanted(preset.dataset)}, from {sources.PAGES[preset.dataset]}."
+        )
     try:
         _images(preset.dataset, config.data)
     except ValueError as error:

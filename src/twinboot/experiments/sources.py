@@ -118,6 +118,15 @@ DOWNLOADS = {
 }
 
 
+def wanted(name: str) -> str:
+    """The files of a data set that a directory may hold, for people who have to get them."""
+    archives = [layout.archive for layout in LAYOUTS[name] if layout.archive]
+    files = list(LAYOUTS[name][0].files)
+    if not archives:
+        return ", ".join(f"{file}.gz" for file in files)
+    return f"{' or '.join(archives)}, as it is or unpacked ({files[0]} ... {files[-1]})"
+
+
 def download(name: str, directory: Path | str, progress: Progress | None = None) -> None:
     """Fetch the official files of a data set into a directory, in the layout that `load` finds.
 
