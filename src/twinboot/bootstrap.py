@@ -6,6 +6,7 @@ altogether, e^-1 of them each: those `unseen` samples are an honest validation s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, SupportsIndex
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from . import seeds
 
 Kind = Literal["multinomial", "poisson", "bayesian"]
+UNSEEN = math.exp(-2)  # the share of many samples that neither of two twins sees, (1 - 1/n)^(2n)
 KINDS = ("multinomial", "poisson", "bayesian")
 
 

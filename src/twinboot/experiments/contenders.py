@@ -24,7 +24,7 @@ from torch.utils.data import Subset, TensorDataset
 from .. import calibration, seeds
 from ..atomic import replacing
 from ..averaging import POWER, Average
-from ..bootstrap import Bootstrap
+from ..bootstrap import UNSEEN, Bootstrap
 from ..estimate import Estimate
 from ..fit import fit
 from ..randomness import own_randomness
@@ -32,7 +32,7 @@ from ..twins import Twins
 from .experiment import Tick, UnavailableError
 from .single import LOOK, MakeOptimizer, Single, Split, accuracy, logits_of
 
-HELD_OUT = 0.135  # of the images: as many as no twin sees, (1 - 1/n)^(2n) or e^-2 of them
+HELD_OUT = round(UNSEEN, 3)  # of the images: as many as no twin sees
 MORE = 1.4  # times the epochs: what twins may cost at most
 DROPOUT = 0.2  # after each pooling
 AVERAGED = 0.75  # of the epochs are over when SWA begins to average

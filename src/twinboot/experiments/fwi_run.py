@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .. import resets, seeds
-from ..bootstrap import Bootstrap
+from ..bootstrap import UNSEEN, Bootstrap
 from ..groups import Blocks
 from ..invert import invert
 from . import velocity
@@ -28,7 +28,6 @@ from .scores import correlation, covered
 
 SCALE = 1000.0  # m/s for a step of 1 in the field, which is what Adam's rate is made for
 LEVEL = 0.9
-HELD_OUT = math.exp(-2)  # the share of shots that two bootstrap samples leave out
 METHODS = {
     "standard": "Adam, all shots, to the end",
     "held out": "Adam, stopped by held-out shots",
@@ -110,7 +109,7 @@ class Found:
 def by_adam(problem: Problem, tick: Tick, hold_out: bool) -> Found:
     """Adam on all shots to the end; or on most, and what predicts the others best is kept."""
     config = problem.config
-    held = max(1, round(HELD_OUT * config.shots)) if hold_out else 0
+    held = max(1, round(UNSEEN * config.shots)) if hold_out else 0
     order = torch.randperm(
         config.shots, generator=torch.Generator().manual_seed(seeds.derive(problem.seed, "held out"))
     )

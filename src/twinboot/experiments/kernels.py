@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from .. import seeds
-from ..bootstrap import Bootstrap
+from ..bootstrap import UNSEEN, Bootstrap
 
 SIDE = 30
 TEST_ROWS = 1000
 MIN_WIDTH = 0.3  # of kernels in cells: a narrower one may fall between all of them
-HELD_OUT = math.exp(-2)  # what a hold-out gives up: as much as two bootstrap samples leave unseen, 13.5 %
 Response = Literal["tanh", "cubic"]
 
 
@@ -85,7 +84,7 @@ def problem(task: Task, seed: int, replicas: int = 2) -> Problem:
         test_kernels,
         test_kernels @ u + task.noise * test_noise,
         Bootstrap(task.rows, replicas, seeds.derive(seed, "bootstrap")),
-        shuffled[: round(HELD_OUT * task.rows)],
+        shuffled[: round(UNSEEN * task.rows)],
     )
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from ..bootstrap import UNSEEN
 from .array_files import checksum
 from .uci_data import LAYOUT
 
@@ -40,7 +41,7 @@ class Config:
     """Weights that share one sigma. By unseen rows far better than "layer" for energy, a little worse for 2 of 5."""
     mode: Literal["sample", "mean", "centered"] = "centered"
     """How twins are reset, after each epoch. By unseen rows better than "sample" for 3 sets of 4."""
-    hold_out: float = 0.135
+    hold_out: float = round(UNSEEN, 3)
     """Share of the training rows that stops the single network: as many as two bootstrap samples leave out, e^-2."""
     samples: int = 32
     """Draws of the weights for a Monte Carlo prediction: the default of `predict`."""

@@ -39,6 +39,7 @@ try:
 except ImportError as error:
     raise ImportError("these estimators need scikit-learn 1.6 or newer: pip install 'twinboot[sklearn]'.") from error
 
+from ..bootstrap import UNSEEN
 from . import conformal
 
 ENOUGH = 50  # unseen rows for a temperature: fewer would leave it to chance
@@ -142,7 +143,7 @@ class TwinBootRegressor(RegressorMixin, TwinBoot):  # type: ignore[misc]
             needed = math.ceil(level / (1 - level) - 1e-9)  # 0.9 / 0.1 is to be 9 whatever rounding makes of it
             warnings.warn(
                 f"intervals of {level:g} are infinite: {len(self.scores_)} rows were set aside to calibrate them, and "
-                f"{needed} are needed, which a table of some {math.ceil(needed / (math.exp(-2) / 2))} rows has.",
+                f"{needed} are needed, which a table of some {math.ceil(needed / (UNSEEN / 2))} rows has.",
                 stacklevel=2,
             )
         return mean - half * std, mean + half * std
