@@ -28,7 +28,7 @@ CAPTION = (
     f"Right: how many test rows its {LEVEL:.0%} intervals hold. Bars are 95 % intervals over the splits, which share "
     "rows, so that in truth they are somewhat wider."
 )
-PLACE = "nothing in the paper"
+PLACE = "not in the paper"
 FEW = 5  # splits, below which an interval over them says little
 COLUMNS = {"rmse": "RMSE, target's units", "nll": "NLL, nats"}
 
