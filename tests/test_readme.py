@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from loops import classes, mlp
 from torch.utils.data import DataLoader
 
+import twinboot
 from twinboot import fit, invert
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+README_FILE = Path(__file__).parents[1] / "README.md"
+README = README_FILE.read_text()
 
 
 def blocks(language: str) -> list[str]:
@@ -37,6 +39,7 @@ def test_both_sides_of_the_diff_run() -> None:
     assert all(sigma > 0 for sigma in names["twins"].sigma.values())
 
 
+@pytest.mark.filterwarnings("ignore:these samples are predicted best without weight noise")  # which so few are
 def test_the_snippets_run_after_the_loop(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     predict, weighted, stacked, resume, whole, _, inverse = blocks("python")
@@ -60,12 +63,14 @@ def test_the_snippets_run_after_the_loop(tmp_path: Path, monkeypatch: Any) -> No
     )
     assert done == [3, 4]
 
-    exec(whole, names | {"fit": partial(fit, progress=False)})
+    monkeypatch.setattr(twinboot, "fit", partial(fit, progress=False))
+    exec(whole, names)
     assert (tmp_path / "run").is_dir()
 
     kernel = torch.randn(50, 900, generator=torch.Generator().manual_seed(0))
     names |= {"operator": lambda field: kernel @ field.flatten(), "measurements": kernel.mean(1)}
-    exec(inverse, names | {"invert": partial(invert, steps=5)})
+    monkeypatch.setattr(twinboot, "invert", partial(invert, steps=5))
+    exec(inverse, names)
 
 
 def test_the_snippet_for_scikit_learn_runs() -> None:
@@ -76,3 +81,18 @@ def test_the_snippet_for_scikit_learn_runs() -> None:
     assert (names["std"] > 0).all()
     assert (names["low"] < names["mean"]).all()
     assert (names["mean"] < names["high"]).all()
+
+
+def test_the_results_of_the_readme_are_those_of_the_docs() -> None:
+    results = (README_FILE.parent / "docs" / "results.md").read_text()
+    [told] = re.findall(r"\*\*What came out\*\*.*?(?=\n### )", README, re.DOTALL)
+    numbers = re.findall(r"[-+]?[\d.]+(?: %)? ± [\d.]*\d(?: %)?", told)
+    assert len(numbers) > 10
+    assert [number for number in numbers if number.replace(" %", "%") not in results] == []
+    said = re.sub(r"\s+", " ", told)
+    for whose, form in (
+        ("the paper", "Of the paper's claims {} held, {} held partly, {} did not, and {} are undecided"),
+        ("our own", "of our own {} held, {} held partly and {} did not"),
+    ):
+        [count] = re.findall(rf"- Claims of {whose}: (.*)", results)
+        assert form.format(*re.findall(r"\d+", count)) in said
