@@ -80,7 +80,7 @@ def sigma_by_layer(sigma: pd.DataFrame) -> pd.DataFrame:
 def _sigma(both: Sequence[Axes], sigma: pd.DataFrame) -> None:
     over, final = both
     mean = sigma_by_layer(sigma)
-    colours = mpl.colormaps["viridis"](np.linspace(0, 0.9, len(mean)))
+    colours = mpl.colormaps["viridis"](np.linspace(0.2, 0.9, len(mean)))  # the darkest are lost on dark pages
     for (layer, values), colour in zip(mean.iterrows(), colours, strict=True):
         over.plot(values, color=colour, label=layer)
     over.xaxis.set_major_locator(MaxNLocator(integer=True))
