@@ -45,6 +45,18 @@ def test_other_weights_stay_with_their_rows_and_only_their_ratios_matter() -> No
     assert_same(ordered(x, y, np.full(len(x), 0.7), 0), ordered(x, y, np.ones(len(x)), 0))
 
 
+@pytest.mark.parametrize("factor", [3.0, 0.1])
+def test_other_units_of_the_weights_leave_the_order_as_it_is(factor: float) -> None:
+    x, y, weight = table()
+    x[:20], y[:20] = x[0], y[0]  # equal rows, some of them with other weights
+    weight = weight + 0.7
+    first, second = ordered(x, y, weight, 0), ordered(x, y, factor * weight, 0)
+    np.testing.assert_array_equal(first.x, second.x)
+    np.testing.assert_allclose(first.weight, second.weight, rtol=1e-12)
+    mixed = np.random.default_rng(1).permutation(len(x))
+    assert_same(first, ordered(x[mixed], y[mixed], weight[mixed], 0))
+
+
 def test_signed_zeros_are_equal() -> None:
     zeros, y = np.array([[0.0, 1.0], [-0.0, 2.0]]), np.zeros(2)
     assert_same(ordered(zeros, y, np.ones(2), 0), ordered(np.abs(zeros), -y, np.ones(2), 0))

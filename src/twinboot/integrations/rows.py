@@ -3,7 +3,8 @@
 What is drawn for a row follows from the row itself and a seed, not from its place: each row gets a hash of its numbers,
 and the hashes are the order. So a table in another order, a weight of 0 instead of a missing row, and a weight of 2
 instead of a row that comes twice, all give the same training, bit for bit. (An order by the numbers themselves would do
-that, too, but a seed would then always pick the same ranks, and what it sets aside would be no fair sample.)
+that, too, but a seed would then always pick the same ranks, and what it sets aside would be no fair sample.) Weights
+are not hashed, so that other units of them leave the order as it is.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Rows:
 
 
 def ordered(x: Floats, y: Floats, weight: Floats, seed: int) -> Rows:
-    """Rows by their hashes. Weights that are whole numbers repeat a row so many times; others stay with it. Rows with
-    a weight of 0 are to be left out before."""
+    """Rows by their hashes, equal ones by their weights. Weights that are whole numbers repeat a row so many times; others
+    stay with it. Rows with a weight of 0 are to be left out before."""
     if (weight == np.round(weight)).all():
         repeats, weight = weight.astype(np.int64), np.ones(len(weight))
     else:
@@ -45,10 +46,9 @@ def ordered(x: Floats, y: Floats, weight: Floats, seed: int) -> Rows:
     x, y = x + 0.0, y + 0.0  # -0.0 is 0.0: they are equal, but not their bytes
     key = derive(seed, "order").to_bytes(8, "little")
     hashes = [
-        blake2b(np.r_[w, target].tobytes() + row.tobytes(), digest_size=8, key=key).digest()
-        for row, target, w in zip(x, y, weight, strict=True)
+        blake2b(np.r_[target, row].tobytes(), digest_size=8, key=key).digest() for row, target in zip(x, y, strict=True)
     ]
-    places = np.argsort(np.frombuffer(b"".join(hashes), np.uint64), kind="stable")
+    places = np.lexsort((weight, np.frombuffer(b"".join(hashes), np.uint64)))
     places = np.repeat(places, repeats[places])
     return Rows(x[places], y[places], weight[places])
 
