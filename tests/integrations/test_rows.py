@@ -42,10 +42,9 @@ def test_other_weights_stay_with_their_rows_and_only_their_ratios_matter() -> No
     assert len(found.x) == len(x)
     of = {row.tobytes(): w for row, w in zip(x, (weight + 0.5) / (weight + 0.5).mean(), strict=True)}
     np.testing.assert_allclose(found.weight, [of[row.tobytes()] for row in found.x])
-    assert_same(ordered(x, y, np.full(len(x), 0.7), 0), ordered(x, y, np.ones(len(x)), 0))
 
 
-@pytest.mark.parametrize("factor", [3.0, 0.1])
+@pytest.mark.parametrize("factor", [3.0, 0.1, 1e20])
 def test_other_units_of_the_weights_leave_the_order_as_it_is(factor: float) -> None:
     x, y, weight = table()
     x[:20], y[:20] = x[0], y[0]  # equal rows, some of them with other weights
@@ -55,6 +54,20 @@ def test_other_units_of_the_weights_leave_the_order_as_it_is(factor: float) -> N
     np.testing.assert_allclose(first.weight, second.weight, rtol=1e-12)
     mixed = np.random.default_rng(1).permutation(len(x))
     assert_same(first, ordered(x[mixed], y[mixed], weight[mixed], 0))
+
+
+@pytest.mark.parametrize("value", [0.7, 2, 100, 1e20])
+def test_equal_weights_are_as_none(value: float) -> None:
+    x, y, _ = table()
+    assert_same(ordered(x, y, np.full(len(x), value), 0), ordered(x, y, np.ones(len(x)), 0))
+
+
+@pytest.mark.parametrize("factor", [11, 10**20])
+def test_large_whole_weights_are_ratios_and_not_repetitions(factor: float) -> None:
+    x, y, weight = table()
+    found = ordered(x, y, factor * weight, 0)
+    assert len(found.x) == len(x)
+    np.testing.assert_allclose(found.weight, ordered(x, y, 0.1 * weight, 0).weight)
 
 
 def test_signed_zeros_are_equal() -> None:

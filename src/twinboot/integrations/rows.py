@@ -24,6 +24,7 @@ from ..seeds import derive
 
 Floats = NDArray[np.float64]
 TRIES = 100  # bootstraps of a small table, until two rows are unseen
+MOST = 10  # a weight that may still be a number of repetitions: each costs as much as a row
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,13 +37,18 @@ class Rows:
 
 
 def ordered(x: Floats, y: Floats, weight: Floats, seed: int) -> Rows:
-    """Rows by their hashes, equal ones by their weights. Weights that are whole numbers repeat a row so many times; others
-    stay with it. Rows with a weight of 0 are to be left out before."""
-    if (weight == np.round(weight)).all():
+    """Rows by their hashes, equal ones by their weights. Rows with a weight of 0 are to be left out before.
+
+    Weights that are all the same are as none. Whole numbers up to 10 repeat a row so many times. Others stay with their
+    rows, and only their ratios matter.
+    """
+    repeats = np.ones(len(weight), np.int64)
+    if weight.min() == weight.max():
+        weight = np.ones(len(weight))
+    elif weight.max() <= MOST and (weight == np.round(weight)).all():
         repeats, weight = weight.astype(np.int64), np.ones(len(weight))
     else:
-        equal = weight.min() == weight.max()  # to the last bit as if there were none
-        repeats, weight = np.ones(len(weight), np.int64), np.ones(len(weight)) if equal else weight / weight.mean()
+        weight = weight / weight.mean()
     x, y = x + 0.0, y + 0.0  # -0.0 is 0.0: they are equal, but not their bytes
     key = derive(seed, "order").to_bytes(8, "little")
     hashes = [

@@ -12,9 +12,9 @@ are unseen (one, if two cannot be).
 Inputs, and the targets of regression, are standardised inside, by the rows that the twins see; sparse inputs are made
 dense.
 
-`fit` takes a `sample_weight`. A weight of 0 is a missing row and, where all weights are whole numbers, a weight of 2 is
-a row that comes twice, bit for bit; the order of the rows does not matter either. Other weights multiply the loss of a
-row, and only their ratios matter.
+`fit` takes a `sample_weight`. A weight of 0 is a missing row, and the order of the rows does not matter. Weights that
+are all the same are as none. Where all are whole numbers up to 10, a weight of 2 is a row that comes twice, bit for
+bit. Other weights, large whole numbers too, multiply the loss of a row, and only their ratios matter.
 
 After `fit` there are `estimate_`, the `twinboot.Estimate` of standardised inputs, (X - `center_`) / `spread_`, whose
 `save` needs no pickle; `history_` with a value for each epoch; `best_epoch_` and `seed_`.
@@ -49,7 +49,7 @@ LEAST_NOISE = 0.05  # share of the squared errors, where the draws alone vary mo
 class TwinBootClassifier(ClassifierMixin, TwinBoot):  # type: ignore[misc]
     """A network of which two twins train on bootstrap samples of the rows, as a classifier.
 
-    Where at least 50 rows are unseen, with weights that are whole numbers, they also set the temperature of the
+    Where at least 50 rows are unseen, and no weight multiplies a loss, they also set the temperature of the
     probabilities and the scale of the weight noise (`estimate_.scale`; 0 takes it away).
     `twinboot.integrations.sklearn` says what both estimators share.
 
@@ -95,8 +95,8 @@ class TwinBootRegressor(RegressorMixin, TwinBoot):  # type: ignore[misc]
     About 13.5 % of the rows are seen by neither twin. Half of those stop the training and tell the noise of the values;
     the other half is left alone until the end and calibrates `predict_interval`. For rows that are exchangeable with
     new ones its guarantee is therefore exact, on the average over tables and new rows. (It is approximate with weights
-    that are not whole numbers, and void where rows were copied on purpose, or by weights above 1, so that the twins saw
-    copies of what calibrates.)
+    that multiply losses, and void where rows were copied on purpose, or by weights that repeat them, so that the twins
+    saw copies of what calibrates.)
 
     `noise_` is the standard deviation of that noise. `twinboot.integrations.sklearn` says what both estimators share.
 
