@@ -17,7 +17,7 @@ from .devices import moved
 from .estimate import Estimate
 from .groups import Grouping
 from .loader import PairedLoader
-from .randomness import own_randomness, seeded
+from .randomness import alone, own_randomness, seeded
 from .twins import Twins
 
 ENOUGH = 1024  # samples for the statistics with which an epoch is judged: known to 3 %, or less where there are pixels
@@ -64,7 +64,7 @@ class Training:
         total, number = torch.zeros((), device=self.device), 0
         for step, pair in enumerate(self.loader, start=1):
             stepper.zero_grad()
-            with self.twins.sampled(), own_randomness(self.device, self.seed, epoch, step, *ranks.own()):
+            with own_randomness(self.device, self.seed, epoch, step, *ranks.own()), self.twins.sampled():
                 for twin, batch in zip(self.called, pair, strict=True):
                     value = self._loss(twin, batch)
                     scaler.scale(value).backward()
@@ -74,7 +74,8 @@ class Training:
                     f"the loss is not finite in epoch {epoch}, step {step}: look for bad samples, or lower the "
                     "learning rate, in another directory of checkpoints; those here are of the epochs before."
                 )
-            scaler.step(stepper)
+            with alone():  # PyTorch goes through the hooks of all optimizers, of which `sampled` adds and removes one
+                scaler.step(stepper)
             scaler.update()
             self.twins.update()
         return ranks.mean(total).item() / number
