@@ -4,6 +4,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -52,6 +53,29 @@ def test_each_purpose_has_draws_of_its_own() -> None:
         with own_randomness(torch.device("cpu"), *purpose):
             found.add(drawn())
     assert len(found) == 4
+
+
+def test_an_accelerator_of_any_kind_is_seeded_and_gets_its_generator_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its functions are those that torch.cuda, torch.mps and torch.xpu have; here the generators are on the CPU."""
+    first, second = (torch.device("privateuseone", index) for index in range(2))
+    generators = {device: torch.Generator().manual_seed(device.index) for device in (first, second)}
+    accelerator = SimpleNamespace(
+        get_rng_state=lambda device: generators[device].get_state(),
+        set_rng_state=lambda state, device: generators[device].set_state(state),
+    )
+    make = torch.Generator
+    monkeypatch.setattr(torch, "privateuseone", accelerator, raising=False)
+    monkeypatch.setattr(torch, "Generator", lambda device: make())
+    torch.get_device_module.cache_clear()
+    before = [generator.get_state() for generator in generators.values()]
+    found = []
+    for purpose in (1, 1, 2):
+        with own_randomness(second, purpose):
+            found.append(torch.rand(1, generator=generators[second]).item())
+            assert torch.equal(generators[first].get_state(), before[0])
+    torch.get_device_module.cache_clear()
+    assert found[0] == found[1] != found[2]
+    assert [generator.get_state().tolist() for generator in generators.values()] == [state.tolist() for state in before]
 
 
 @pytest.fixture

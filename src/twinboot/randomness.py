@@ -11,6 +11,7 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,12 +55,14 @@ def seeded(seed: int) -> Iterator[None]:
 
 @contextmanager
 def own_randomness(device: torch.device, *purpose: int | str) -> Iterator[None]:
-    """On a device too: what a model draws by itself, as dropout does, depends on the purpose alone, such as a step."""
+    """On any device: what a model draws by itself, as dropout does, depends on the purpose alone, such as a step."""
     seed = seeds.derive("model", *purpose)
     with seeded(seed):
-        if device.type != "cuda":
+        module: Any = getattr(torch, device.type, None)
+        if not hasattr(module, "set_rng_state"):  # neither has the CPU, which is seeded already
             yield
             return
-        with torch.random.fork_rng([device]):
-            torch.cuda.manual_seed(seed)
+        with torch.random.fork_rng([device], device_type=device.type):
+            # Not manual_seed, which is for the current device, whichever that is.
+            module.set_rng_state(torch.Generator(device).manual_seed(seed).get_state(), device)
             yield
