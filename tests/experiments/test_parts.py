@@ -11,11 +11,16 @@ import torch
 
 from twinboot.experiments.experiment import Part, Tick
 from twinboot.experiments.parts import RunError, compute
+from twinboot.experiments.revision import loaded
 
 
 def one(name: str, tick: Tick) -> dict[str, pd.DataFrame]:
     tick()
     return {"t": pd.DataFrame({"name": [name], "process": [os.getpid()], "threads": [torch.get_num_threads()]})}
+
+
+def asked(tick: Tick) -> dict[str, pd.DataFrame]:
+    return {"t": pd.DataFrame({"asked": [loaded.cache_info().currsize]})}
 
 
 def slow(name: str, tick: Tick) -> dict[str, pd.DataFrame]:
@@ -61,6 +66,11 @@ def test_parts_at_once_run_in_processes_of_their_own_with_a_share_of_the_threads
     assert os.getpid() not in set(found["process"])
     assert set(found["threads"]) == {max(1, torch.get_num_threads() // 2)}
     assert sorted(ticks) == ["p0", "p0", "p1", "p1", "p2", "p2"]
+
+
+def test_a_process_knows_its_revision_before_its_first_part_begins(tmp_path: Path) -> None:
+    compute([Part("a", 1, asked)], tmp_path, lambda part: lambda: None, jobs=2)
+    assert list(table(tmp_path, "a")["asked"]) == [1]
 
 
 def test_after_a_part_that_fails_the_others_are_kept(tmp_path: Path) -> None:

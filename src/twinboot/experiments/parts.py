@@ -44,7 +44,7 @@ def compute(parts: list[Part], directory: Path, begin: Callable[[Part], Tick], j
 def _compute_at_once(parts: list[Part], directory: Path, begin: Callable[[Part], Tick], jobs: int) -> None:
     threads = max(1, torch.get_num_threads() // jobs)
     # Processes that begin anew: a fork of one in which torch has threads may hang.
-    with ProcessPoolExecutor(jobs, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
+    with ProcessPoolExecutor(jobs, get_context("spawn"), _begin_process, (threads,)) as pool:
         rest = iter(parts)  # a part is handed in only when a process is free: what is handed in cannot be taken back
         running = {pool.submit(_compute_one, part, directory): part for part in islice(rest, jobs)}
         try:
@@ -56,6 +56,11 @@ def _compute_at_once(parts: list[Part], directory: Path, begin: Callable[[Part],
                     running |= {pool.submit(_compute_one, part, directory): part for part in islice(rest, 1)}
         except BrokenProcessPool:
             raise RunError("a process of this run was ended from outside; the same command goes on.") from None
+
+
+def _begin_process(threads: int) -> None:
+    torch.set_num_threads(threads)
+    loaded()  # asked at a part's end, it would be the revision of then
 
 
 def _compute_one(part: Part, directory: Path, tick: Tick = lambda: None) -> None:
