@@ -15,7 +15,7 @@ from twinboot import metrics
 from twinboot.experiments import datasets, images
 from twinboot.experiments.contenders import METHODS
 from twinboot.experiments.experiment import UnavailableError, Verdict
-from twinboot.experiments.images import BASE, OURS, Config
+from twinboot.experiments.images import BASE, DRAWS, OURS, Config
 from twinboot.experiments.images_config import PRESETS
 from twinboot.experiments.images_run import chosen, parts
 from twinboot.experiments.store import Run, carry_out
@@ -171,6 +171,15 @@ def repeated(times: int) -> dict[str, pd.DataFrame]:
         if "seed" in table
     }
     return {**tables, "turns": small().tables["turns"]}
+
+
+def test_standard_errors_are_those_of_the_seeds_for_digits_too() -> None:
+    run = small()
+    rows = run.tables["rows"].copy()
+    rows.loc[rows["row"] == OURS, "nll"] = [0.5, 0.7]  # less what follows: a mean of 0.6, a standard error of 0.1
+    rows.loc[rows["row"] == DRAWS, "nll"] = 0.0
+    verdicts = images.verdicts(run.config, {**run.tables, "rows": rows})
+    assert any("NLL +0.600 ± 0.100" in verdict.evidence for verdict in verdicts)
 
 
 def test_presets_and_overrides() -> None:

@@ -228,7 +228,7 @@ def _counts(wide: pd.DataFrame, ratio: pd.DataFrame, number: int) -> Verdict:
     worse = []
     for column, sign in (("accuracy", -1), ("nll", 1), ("ece", 1)):
         apart = sign * (wide[column][OURS] - wide[column][DRAWS])
-        worse.append((COLUMNS[column], apart.mean(), apart.std() / math.sqrt(max(number, 1))))
+        worse.append((COLUMNS[column], apart.mean(), apart.sem()))
     return Verdict(
         "Weights instead of repeated samples are no worse, at three quarters of the time.",
         '`resample="counts"`',
