@@ -23,6 +23,7 @@ from twinboot.experiments.uci_methods import (
     single,
     twins,
 )
+from twinboot.seeds import derive
 
 TINY = Config(hidden=8, batch=16, updates=20, epochs=3, samples=4)
 NOISE = 0.5
@@ -101,6 +102,17 @@ def test_methods_start_from_the_same_weights_and_leave_the_global_generator_alon
     assert torch.equal(first[0].weight, second[0].weight)
     assert not torch.equal(first[0].weight, other[0].weight)
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_the_start_of_a_network_leaves_generators_of_other_devices_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(seed: int) -> None:
+        raise AssertionError("torch.manual_seed is for all devices")
+
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(derive(1, "weights"))
+        expected = torch.nn.Linear(3, 8)
+    monkeypatch.setattr(torch, "manual_seed", refuse)
+    assert torch.equal(uci_methods.network(3, 8, 1)[0].weight, expected.weight)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from torch.utils.data import TensorDataset
 from .. import losses
 from ..fit import fit
 from ..prediction import Prediction
+from ..randomness import seeded
 from ..seeds import derive
 from .uci_config import Config
 from .uci_data import Split
@@ -50,8 +51,7 @@ class Predicted:
 
 def network(inputs: int, hidden: int, seed: int) -> nn.Module:
     """One hidden layer of ReLU units, with PyTorch's own start. No global generator moves."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derive(seed, "weights"))
+    with seeded(derive(seed, "weights")):
         layers = {"hidden": nn.Linear(inputs, hidden), "relu": nn.ReLU(), "output": nn.Linear(hidden, 1)}
     return nn.Sequential(OrderedDict(layers))
 
