@@ -191,6 +191,24 @@ def test_presets_and_overrides() -> None:
     assert parts(SMALL)[-1].name == "cost"
 
 
+def test_ivon_that_is_not_installed_is_left_out_with_a_line_and_a_note(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    preset = dataclasses.replace(PRESETS["digits"], methods=("hold-out", "ivon", "twins", "twins-draws"))
+    monkeypatch.setitem(PRESETS, "digits", preset)
+    monkeypatch.setattr("twinboot.experiments.images_run.find_spec", lambda name: None)
+    for _ in range(2):  # the command line asks for the parts twice
+        assert not any("ivon" in part.name for part in parts(Config()))
+    assert capsys.readouterr().err == (
+        "twinboot: left out: the method ivon needs ivon-opt: pip install 'twinboot[compare]'.\n"
+    )
+    parts(Config(methods=("twins",)))  # who asked for others misses nothing
+    assert capsys.readouterr().err == ""
+    told = {config.methods: next(iter(images.numbers(config, small().tables))) for config in (Config(), SMALL)}
+    assert told[None].endswith("; ivon was not run")
+    assert "not run" not in told[SMALL.methods]
+
+
 def test_a_preset_of_files_says_where_they_should_be(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="the preset cifar10-5k needs files of cifar10: give --data") as told:
         parts(Config(preset="cifar10-5k"))

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from .contenders import TWINS
 from .experiment import Status, Tables, Verdict
-from .images_config import Config
+from .images_config import PRESETS, Config
 from .images_cost import KINDS, ratios
 from .images_figure import draw, sigma_by_layer
 from .images_run import chosen, parts
@@ -59,6 +59,8 @@ def figure(config: Config, tables: Tables) -> Figure:
 def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
     rows, (_, epochs, number) = tables["rows"], chosen(config)
     spread = f"mean and standard error of {number} seeds{CLEARLY}" if number > 1 else "one seed"
+    if config.methods is None and (missing := set(PRESETS[config.preset].methods) - set(rows["method"])):
+        spread += f"; {', '.join(sorted(missing))} was not run"
     title = f"{config.preset}, {epochs} epochs, {config.samples} draws: {spread}"
     ratio, wide = ratios(tables["turns"]), rows.pivot(index="seed", columns="row")
     times, told = _times(rows, ratio), []

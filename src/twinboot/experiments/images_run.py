@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,6 +40,8 @@ def chosen(config: Config) -> tuple[tuple[str, ...], int, int]:
 def parts(config: Config) -> list[Part]:
     methods, epochs, number = chosen(config)
     _require(config)
+    if config.methods is None and len(methods) < len(PRESETS[config.preset].methods):
+        _tell_of_ivon()
     length = {"single": longer(epochs) + epochs}
     found = [
         Part(f"seed {seed} {method}", length.get(method, epochs), partial(_run, config, method, seed), resumes=True)
@@ -46,6 +49,12 @@ def parts(config: Config) -> list[Part]:
         for seed in range(number)
     ]
     return [*found, Part("cost", (TURNS + 1) * len(kinds(methods)), partial(_cost, config))]
+
+
+@cache  # said once, however often the parts are asked for
+def _tell_of_ivon() -> None:
+    needed = "the method ivon needs ivon-opt: pip install 'twinboot[compare]'."
+    print(f"twinboot: left out: {needed}", file=sys.stderr)
 
 
 def _require(config: Config) -> None:
