@@ -75,6 +75,11 @@ def test_few_splits_decide_nothing() -> None:
         assert all(verdict.ours for verdict in found)
 
 
+def test_few_splits_of_the_file_decide_nothing_however_many_were_asked_for() -> None:
+    runs = pd.concat([table({"a": 1}), table({"b": 1}, splits=4)])
+    assert {verdict.status for verdict in uci.verdicts(uci.Config(), {"runs": runs})} == {"undecided"}
+
+
 def test_numbers_and_figure_show_every_set_even_with_one_split() -> None:
     for splits in (SPLITS, 1):
         tables = {"runs": table({"a": 1, "long-name-of-a-set": -1}, splits=splits)}

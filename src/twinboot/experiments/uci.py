@@ -112,7 +112,8 @@ def _about(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def verdicts(config: Config, tables: Tables) -> list[Verdict]:
-    runs, few = tables["runs"], config.splits < FEW
+    runs = tables["runs"]
+    few = bool(runs.groupby("set")["split"].nunique().min() < FEW)
     return [
         _lower(runs, few, "rmse", "mean", "The mean of the twins has a lower error than a network with a hold-out."),
         _lower(runs, few, "nll", "draws", "Draws around the mean have a lower NLL than a network with a hold-out."),
