@@ -26,6 +26,7 @@ def test_the_temperature_undoes_what_makes_a_model_too_sure(factor: float) -> No
     logits, labels = overconfident(factor)
     temperature, scale, loss = calibration.best(lambda scale: logits[None], labels)
     assert scale == 0  # of equals the first
+    assert temperature == calibration.temperature(logits[None], labels)
     true = logits / factor
     probs = true.softmax(1)
     information = ((probs * true.square()).sum(1) - (probs * true).sum(1).square()).sum()

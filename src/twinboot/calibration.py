@@ -22,10 +22,10 @@ def best(logits: Callable[[float], Tensor], labels: Tensor) -> tuple[float, floa
     found = []
     for scale in SCALES:
         drawn = logits(scale)
-        temperature = _temperature(drawn, labels)
-        found.append((nll(drawn, labels, temperature), scale, temperature))
-    loss, scale, temperature = min(found)
-    return temperature, scale, loss
+        hot = temperature(drawn, labels)
+        found.append((nll(drawn, labels, hot), scale, hot))
+    loss, scale, hot = min(found)
+    return hot, scale, loss
 
 
 def nll(logits: Tensor, labels: Tensor, temperature: float) -> float:
@@ -34,8 +34,8 @@ def nll(logits: Tensor, labels: Tensor, temperature: float) -> float:
     return -(own.logsumexp(0) - math.log(len(logits))).double().mean().item()
 
 
-def _temperature(logits: Tensor, labels: Tensor) -> float:
-    """The minimum over a wide grid, then by golden section between its neighbours."""
+def temperature(logits: Tensor, labels: Tensor) -> float:
+    """That with the lowest `nll`: the minimum over a wide grid, then by golden section between its neighbours."""
     grid = torch.linspace(COLDEST, HOTTEST, 25).tolist()
     losses = [nll(logits, labels, math.exp(t)) for t in grid]
     lowest = losses.index(min(losses))
