@@ -87,7 +87,7 @@ def fit(
     with the same estimate; the first one writes checkpoints and logs.
 
     Args:
-        model: any module. Its last arguments are not its own: a batch is its inputs, then the target.
+        model: any module. It is called with all elements of a batch but the last, which is the target.
         dataset: map-style; a sample is (input, target), or (input, ..., target).
         loss: `"classification"` (logits and labels), `"regression"` (squared error), `"gaussian"` (a mean and the
             logarithm of a variance for each value), or a function of (output, target) with one value per sample.
@@ -113,6 +113,7 @@ def fit(
         progress: a line for each epoch on standard error.
         log: a file.csv with the history, or `"tensorboard"`, or `"tensorboard:DIRECTORY"`.
         callback: called after each epoch with its number, the estimate that was judged, and the twins before a reset.
+            That estimate may be the one that is kept in the end, so change a copy of it alone.
         options: of `PairedLoader`, such as `num_workers`.
 
     >>> x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))

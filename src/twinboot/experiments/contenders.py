@@ -33,7 +33,7 @@ from .experiment import Tick, UnavailableError
 from .single import LOOK, MakeOptimizer, Single, Split, accuracy, logits_of
 
 HELD_OUT = round(UNSEEN, 3)  # of the images: as many as no twin sees
-MORE = 1.4  # times the epochs: what twins may cost at most
+MORE = 1.4  # times the epochs: a limit for what twins may cost, not what they do cost, which `images_cost.py` measures
 DROPOUT = 0.2  # after each pooling
 AVERAGED = 0.75  # of the epochs are over when SWA begins to average
 
@@ -84,8 +84,8 @@ def hold_out(task: Task, scratch: Path, tick: Tick) -> Trained:
 
 
 def single(task: Task, scratch: Path, tick: Tick) -> Trained:
-    """A single model on all images. On its way lie SWA, the mean of its last quarter, and with more epochs what it is
-    when it is given the time of twins; with a second one, of other weights and order, it makes an ensemble."""
+    """A single model on all images. On its way lie SWA, the mean of its last quarter, and what it is when it is given
+    `MORE` time; with a second one, of other weights and order, it makes an ensemble."""
     end = task.epochs
     quarter = range(min(round(AVERAGED * end) + 1, end), end + 1)
     run = _single(task, scratch / "first", tick, longer(end), average=Average(0.0), averaged=quarter, keep=(end,))

@@ -101,7 +101,8 @@ def _cost(config: Config, tick: Tick) -> dict[str, pd.DataFrame]:
 
 
 def _task(config: Config, number: int) -> tuple[Task, Moments]:
-    """What is to be learned with the seed of a number, and the moments of its images."""
+    """What is to be learned with the seed of a number, and the moments of its images: of all that are there for
+    training, with those that a method holds out or leaves unseen, for all methods alike."""
     seed = config.seed * 1_000_000 + number
     data = _images(PRESETS[config.preset].dataset, config.data)
     drawn = torch.randperm(len(data.train_y), generator=torch.Generator().manual_seed(seeds.derive(seed, "images")))

@@ -1,7 +1,8 @@
 """A single model in training, and the states of it that contenders need: the last, the best on a hold-out, means.
 
-It goes through its images as the twins go through theirs: the same batches, optimizer and rate, and what it draws by
-itself depends on the step alone. After each epoch all of it is kept, so that a run that was stopped goes on.
+Its optimizer, its rate and the size of its batches are those of the twins, whose images come in an order of their own.
+What it draws by itself depends on the step alone. After each epoch all of it is kept, so that a run that was stopped
+goes on.
 """
 
 from __future__ import annotations

@@ -78,7 +78,8 @@ def _checked(where: str, values: NDArray[Any], test: NDArray[Any]) -> Table:
 
 
 def split(table: Table, which: int) -> Split:
-    """One split of a table. A column that is constant in the training rows becomes 0 there.
+    """One split of a table, standardised by all of its training rows: those that stop a method, held out or unseen, are
+    among them, for all methods alike. A column that is constant in the training rows becomes 0 there.
 
     >>> made = split(Table(np.random.default_rng(0).normal(5, 3, (100, 3)), np.arange(10)[None]), 0)
     >>> made.train_x.shape, made.test_y.shape, made.train_x.mean().abs().item() < 1e-6
