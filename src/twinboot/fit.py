@@ -126,7 +126,19 @@ def fit(
         raise ValueError(f"epochs and patience must be at least 1, not {epochs} and {patience}.")
     require_map_style(dataset)
     require_mode(mode)
-    run = Training(model, dataset, loss, batch_size, groups, resample, bootstrap, seed, device, amp, options)
+    run = Training(
+        model,
+        dataset,
+        loss,
+        batch_size=batch_size,
+        groups=groups,
+        resample=resample,
+        bootstrap=bootstrap,
+        seed=seed,
+        device=device,
+        amp=amp,
+        **options,
+    )
     stepper = optimizers.made(optimizer, list(run.twins.parameters()), rate=0.001)
     if isinstance(stepper, torch.optim.LBFGS):
         raise TypeError("fit takes one gradient for each step, which LBFGS is not made for: write the loop yourself.")
@@ -145,7 +157,7 @@ def fit(
     due = reset or resets.every(1)
     parts: dict[str, Any] = {"twins": run.twins, "optimizer": stepper, "loader": run.loader, "scaler": scaler}
     parts |= {"scheduler": schedule} if schedule else {}
-    best = _Best(run, Average(average))
+    best = Best(run, Average(average))
     saved = Checkpoints(checkpoint, keep) if checkpoint is not None else None
     state = saved.latest(run.device) if saved else None
     if state is not None:
@@ -182,7 +194,7 @@ def fit(
     return Fit(best.estimate, best.history, best.epoch, run.bootstrap)
 
 
-class _Best:
+class Best:
     """The estimate to keep, and how the run went."""
 
     def __init__(self, run: Training, average: Average) -> None:
@@ -224,7 +236,7 @@ class _Best:
         self.estimate.load_state_dict(state["best"]["estimate"])
 
 
-def _restore(state: dict[str, Any], parts: dict[str, Any], best: _Best) -> None:
+def _restore(state: dict[str, Any], parts: dict[str, Any], best: Best) -> None:
     twins: Twins = parts["twins"]
     for name, p in twins.named_parameters():  # frozen ones are the user's own, and not to be written to
         if not p.requires_grad and not torch.equal(p, state["twins"].get(name, p.new_empty(0)).to(p)):

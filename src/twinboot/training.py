@@ -31,14 +31,15 @@ class Training:
         model: nn.Module,
         dataset: Any,
         loss: losses.Name | losses.Loss,
+        *,
         batch_size: int,
         groups: str | Grouping,
         resample: Literal["draws", "counts"],
         bootstrap: Bootstrap | None,
         seed: int,
-        device: str | torch.device | None,
-        amp: torch.dtype | None,
-        options: dict[str, Any],
+        device: str | torch.device | None = None,
+        amp: torch.dtype | None = None,
+        **options: Any,
     ) -> None:
         self.loss, self.classifies = losses.named(loss), loss == "classification"
         self.twins = Twins(model, bootstrap.replicas if bootstrap else 2, groups, seed)

@@ -2,6 +2,7 @@ import pandas as pd
 import pytest
 import torch
 
+from twinboot.averaging import Average
 from twinboot.experiments import networks
 from twinboot.experiments.contenders import METHODS, Task
 from twinboot.experiments.images_cost import KINDS, TURNS, kinds, ratios, turns
@@ -22,7 +23,10 @@ def test_each_method_has_a_kind_of_epochs() -> None:
     assert kinds(("hold-out", "twins")) == ["single", "twins"]
 
 
-def test_an_epoch_of_each_kind_is_timed_in_each_turn() -> None:
+def test_an_epoch_of_each_kind_is_timed_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    averaged: list[int] = []
+    take = Average.take
+    monkeypatch.setattr(Average, "take", lambda *args: (averaged.append(1), take(*args)))
     task = Task(
         torch.randn(40, 1, 8, 8),
         torch.arange(40) % 3,
@@ -38,3 +42,4 @@ def test_an_epoch_of_each_kind_is_timed_in_each_turn() -> None:
     assert list(found["kind"]) == TURNS * ["single", "dropout", "twins", "twins-draws"]
     assert (found["seconds"] > 0).all()
     assert len(ticks) == 4 * (TURNS + 1)
+    assert len(averaged) == 2 * (TURNS + 1)  # for each kind of twins, as in `fit`

@@ -10,7 +10,9 @@ import pandas as pd
 import torch
 from torch.utils.data import TensorDataset
 
+from ..averaging import POWER, Average
 from ..bootstrap import Bootstrap
+from ..fit import Best
 from ..training import Training
 from .contenders import DROPOUT, TWINS, Task, adam, variational
 from .experiment import Tick
@@ -68,22 +70,19 @@ def _epoch(kind: str, task: Task) -> Callable[[int], float]:
         network,
         data,
         "classification",
-        task.batch,
-        recipe.groups,
-        recipe.resample,
-        bootstrap,
-        task.seed,
-        None,
-        None,
-        {},
+        batch_size=task.batch,
+        groups=recipe.groups,
+        resample=recipe.resample,
+        bootstrap=bootstrap,
+        seed=task.seed,
     )
     stepper = torch.optim.Adam(training.twins.parameters(), task.rate)
     scaler = torch.amp.GradScaler(training.device.type, enabled=False)
+    best = Best(training, Average(POWER))
 
     def together(epoch: int) -> float:
         began = time.perf_counter()
-        training.epoch(epoch, stepper, scaler)
-        training.judge(training.twins.estimate())
+        best.look(epoch, training.epoch(epoch, stepper, scaler), task.rate, began)
         training.twins.reset(recipe.mode)
         return time.perf_counter() - began
 
