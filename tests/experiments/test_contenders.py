@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from twinboot import Bootstrap, Estimate, fit
+from twinboot import Bootstrap, Estimate, calibration, fit
 from twinboot.experiments import networks
 from twinboot.experiments.contenders import HELD_OUT, METHODS, TWINS, Task, Trained, longer
 
@@ -105,6 +106,33 @@ def test_a_method_goes_on_after_a_stop_as_if_there_had_been_none(method: str, tm
     columns = [c for c in whole.curve if c != "seconds"]
     assert whole.curve[columns].equals(again.curve[columns])
     assert whole.sigma.equals(again.sigma)
+
+
+def test_twins_are_calibrated_by_what_no_twin_saw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[list[int]] = []
+    calibrate = Estimate.calibrate
+
+    def spy(self: Estimate, dataset: Any, **options: Any) -> float:
+        used.append(list(dataset.indices))
+        return calibrate(self, dataset, **options)
+
+    monkeypatch.setattr(Estimate, "calibrate", spy)
+    trained("twins", tmp_path / "a", replace(TASK, epochs=1))
+    assert used == [Bootstrap(150, seed=0).unseen.tolist()]
+
+
+def test_the_temperature_of_a_hold_out_is_the_best_for_it(tmp_path: Path) -> None:
+    found = trained("hold-out", tmp_path / "a")
+    held = torch.ones(150, dtype=torch.bool)
+    held[found.trained_on] = False
+    x, y = TASK.x[held], TASK.y[held]
+    logs = found.rows["single, best loss on a hold-out"](x).double().log()
+    expected = calibration.temperature(logs[None], y)  # of logits but for a constant in each row
+    warmed = (logs / expected).softmax(1)
+    torch.testing.assert_close(
+        found.rows["single, best loss, temperature by the hold-out"](x).double(), warmed, rtol=1e-3, atol=1e-4
+    )
+    assert expected != pytest.approx(1, abs=0.01)
 
 
 def test_an_ensemble_is_the_mean_of_two_different_models(tmp_path: Path) -> None:

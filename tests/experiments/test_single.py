@@ -86,6 +86,17 @@ def test_the_average_that_predicts_the_hold_out_best_is_kept_with_statistics_of_
     assert accuracy(model, own, torch.arange(30))[1] == pytest.approx(run.lowest["average, loss"], rel=1e-3)
 
 
+def test_what_is_kept_of_an_average_has_statistics_of_all_images_though_few_judged_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("twinboot.experiments.single.ENOUGH", 30)  # one batch of three
+    own = images(held=list(range(30)))
+    run = Single(net(), own, adam, 30, seed=0, average=Average(power=3), averaged=range(1, 6))
+    run.train(5)
+    model = run.of("average, loss")
+    torch.testing.assert_close(model[1].running_mean, model[0](own.x[30:]).mean(0))
+
+
 def ivon(model: nn.Module) -> Any:
     optimizer = pytest.importorskip("ivon", reason="the extra compare is not installed").IVON
     found = optimizer(model.parameters(), lr=0.1, ess=120)

@@ -28,6 +28,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 from twinboot import Estimate
+from twinboot.integrations.rows import Rows, Shares, ordered, shared
 from twinboot.integrations.sklearn import TwinBootClassifier, TwinBootRegressor
 
 TINY: dict[str, Any] = {"hidden": (8,), "epochs": 8, "learning_rate": 0.1, "samples": 2}
@@ -91,6 +92,48 @@ def test_what_calibrates_changes_nothing_that_is_predicted_but_the_width() -> No
     low, high = model.predict_interval(x, 0.5)
     np.testing.assert_allclose(low + high, 2 * mean)
     np.testing.assert_allclose((high - low) / std, (high - low)[0] / std[0])
+
+
+def shares_of(model: Any, x: np.ndarray, y: np.ndarray) -> tuple[Rows, Shares]:
+    rows = ordered(x, y, np.ones(len(x)), model.seed_)
+    return rows, shared(len(x), model.seed_, set_aside=isinstance(model, TwinBootRegressor))
+
+
+@pytest.mark.parametrize("make", [classifier, regressor])
+def test_rows_are_standardised_by_those_that_the_twins_see(make: Any) -> None:
+    x, y = values()
+    y = np.digitize(y, [0.0]) if make is classifier else y
+    model = make(epochs=1).fit(x, y)
+    rows, shares = shares_of(model, x, y)
+    seen = rows.x[shares.seen.numpy()]
+    np.testing.assert_allclose(model.center_, seen.mean(0))
+    np.testing.assert_allclose(model.spread_, seen.std(0))
+    if make is regressor:
+        targets = rows.y[shares.seen.numpy()]
+        assert (model.target_center_, model.target_spread_) == pytest.approx((targets.mean(), targets.std()))
+
+
+def test_scores_are_those_of_the_rows_set_aside_and_the_noise_that_of_those_that_stop() -> None:
+    x, y = values()
+    model = regressor(samples=0).fit(x, y)
+    rows, shares = shares_of(model, x, y)
+    aside, stopping = shares.aside.numpy(), shares.stopping.numpy()
+    mean, std = model.predict(rows.x, return_std=True)
+    np.testing.assert_allclose(model.scores_, np.abs(rows.y - mean)[aside] / std[aside])
+    assert model.noise_**2 == pytest.approx(np.mean((rows.y - mean)[stopping] ** 2))  # the mean model has no spread
+
+
+def test_a_classifier_is_calibrated_by_the_rows_that_no_twin_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[Any] = []
+    monkeypatch.setattr(Estimate, "calibrate", lambda self, dataset, **options: used.append(dataset))
+    x, y = values(600)
+    y = np.digitize(y, [0.0])
+    model = classifier(epochs=1).fit(x, y)
+    rows, shares = shares_of(model, x, y)
+    [(inputs, labels)] = [dataset.tensors for dataset in used]
+    unseen = shares.stopping.numpy()
+    np.testing.assert_allclose(inputs, (rows.x[unseen] - model.center_) / model.spread_, rtol=1e-5)
+    np.testing.assert_array_equal(labels, rows.y[unseen])
 
 
 def test_the_standard_deviation_has_the_noise_of_a_new_measurement() -> None:
