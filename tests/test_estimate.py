@@ -1,4 +1,5 @@
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -306,3 +307,24 @@ def test_models_that_do_not_fit_the_task_get_a_sentence() -> None:
 
     with pytest.raises(TypeError, match="predict needs a model that returns a tensor, not tuple"):
         Twins(Pair(4, 4)).estimate().predict(X)
+
+
+def test_a_draw_depends_on_seed_and_shape_and_not_on_how_the_weights_lie_in_memory(tmp_path: Path) -> None:
+    def convolutions() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(16, 3))
+
+    model = convolutions().to(memory_format=torch.channels_last)
+    twins = Twins(model)
+    twins.partition.sigma.fill_(0.1)
+    estimate = twins.estimate()
+    estimate.save(tmp_path / "estimate.safetensors")
+    loaded = Estimate.load(tmp_path / "estimate.safetensors", convolutions())
+    assert not estimate.module[0].weight.is_contiguous()
+    assert loaded.module[0].weight.is_contiguous()
+    drawn, again = estimate.sample(seed=3), loaded.sample(seed=3)
+    assert_same_bits(dict(drawn.named_parameters()), dict(again.named_parameters()))
+    weight = drawn[0].weight
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+    x = torch.randn(5, 3, 6, 6, generator=seeded(0))
+    for vectorize in (False, True):
+        assert_close(estimate.predict(x, 4, vectorize=vectorize), loaded.predict(x, 4, vectorize=vectorize))
