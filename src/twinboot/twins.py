@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Self, SupportsIndex
 
@@ -156,6 +156,17 @@ class Twins(nn.Module):
     def update(self) -> None:
         """Sigma from how far the copies stand apart (line 10). Call it after each `optimizer.step()`."""
         self._refuse_inside("update()")
+        self._counts["updates"] += 1
+        torch.sqrt(self._variance(), out=self.partition.sigma)
+        if not math.isfinite(self.partition.sigma.sum().item()):
+            group = next(name for name, sigma in self.sigma.items() if not math.isfinite(sigma.sum().item()))
+            raise FloatingPointError(
+                f"the weights of group {group!r} are not finite after update {self._counts['updates']}: the loss was "
+                "NaN or infinite, or the step too large; go back to the last checkpoint, with a lower learning rate."
+            )
+
+    def _variance(self) -> Tensor:
+        """Sigma squared, from the weights as they are."""
         partition = self.partition
         first, *others = self._weights()
         center, variance = [wide(w) for w in first], torch.zeros_like(partition.sigma)
@@ -164,14 +175,7 @@ class Twins(nn.Module):
             variance.addcdiv_(partition.sum_of_squares(apart, first), partition.sizes, value=k / (k + 1) / len(others))
             if k < len(others):
                 center = list(torch._foreach_add(center, torch._foreach_div(apart, k + 1)))
-        torch.sqrt(variance, out=partition.sigma)
-        self._counts["updates"] += 1
-        if not math.isfinite(partition.sigma.sum().item()):
-            group = next(name for name, sigma in self.sigma.items() if not math.isfinite(sigma.sum().item()))
-            raise FloatingPointError(
-                f"the weights of group {group!r} are not finite after update {self._counts['updates']}: the loss was "
-                "NaN or infinite, or the step too large; go back to the last checkpoint, with a lower learning rate."
-            )
+        return variance
 
     @torch.no_grad()
     def reset(
@@ -186,10 +190,9 @@ class Twins(nn.Module):
         self._refuse_inside("reset()")
         require_mode(mode)
         fill_ = normals(self._next_seed("resets"), generator)
-        per_copy = self._weights()
-        for copies, sigma in zip(zip(*per_copy, strict=True), self.partition.expand(per_copy[0]), strict=True):
+        for copies, sigma in zip(self._each_weight(), self.partition.expand(self._weights()[0]), strict=True):
             center = mean(copies)
-            noise = center.new_zeros(len(self), *copies[0].shape)
+            noise = center.new_zeros(len(copies), *copies[0].shape)
             if mode != "mean":
                 fill_(noise)
             if mode == "centered":
@@ -230,6 +233,10 @@ class Twins(nn.Module):
         """For each copy its trainable weights, in the order of the partition."""
         reshard(self)
         return [places.read() for places in self._places]
+
+    def _each_weight(self) -> Iterator[Sequence[Tensor]]:
+        """For each trainable weight that of all copies, in the order of the partition."""
+        return zip(*self._weights(), strict=True)
 
     def _next_seed(self, what: str, *where: int) -> int:
         self._counts[what] += 1
