@@ -1,8 +1,10 @@
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import assert_same_bits, mlp, seeded
 from torch import Tensor, nn
 
 from twinboot import Blocks
@@ -80,3 +82,13 @@ def test_each_parameter_gets_its_sigma_on_its_own_device() -> None:
         partition = Partition.of(model, grouping)
         like = [p.detach().to("meta") if i % 2 else p.detach() for i, p in enumerate(model.parameters())]
         assert [s.device for s in partition.expand(like)] == [p.device for p in like]
+
+
+@pytest.mark.parametrize("groups", ["layer", "unit"])
+def test_parameters_one_after_another_add_up_to_the_sum_of_all_bit_for_bit(groups: str) -> None:
+    partition = Partition.of(mlp(), groups)
+    deviations = [torch.randn(s, generator=seeded(i)) for i, s in enumerate(partition.parameter_shapes.values())]
+    total = torch.zeros_like(partition.sigma)
+    for i, deviation in enumerate(deviations):
+        partition.add_squares_(total, i, deviation)
+    assert_same_bits(total, partition.sum_of_squares(deviations))

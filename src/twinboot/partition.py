@@ -125,6 +125,16 @@ class Partition(nn.Module):
             total.index_add_(0, labels.flatten(), squares.flatten().to(total))
         return total
 
+    def add_squares_(self, total: Tensor, i: int, deviations: Tensor) -> None:
+        """What parameter `i` has in `sum_of_squares`, added to `total`; for parameters that come one after another."""
+        if i in self._whole:
+            [norm] = torch._foreach_norm([wide(deviations)])
+            total[self._whole[i]] += norm.to(total).square_()
+        else:
+            labels = self._labels(i, total)
+            squares = wide(deviations).square().sum_to_size(labels.shape)
+            total.index_add_(0, labels.flatten(), squares.flatten().to(total))
+
     def _apply(self, fn: Any, recurse: bool = True) -> Partition:
         sigma = self.sigma
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
