@@ -53,16 +53,9 @@ class Estimate(nn.Module):
         if model is not None:
             for name, buffer in copies[0].named_buffers():
                 module.get_buffer(name).copy_(buffer)
-        names = list(partition.parameter_shapes)
-        trained = zip(*(Places(c, names).read() for c in copies), strict=True)
         with torch.no_grad():
-            for center, weights in zip(Places(module, names).read(), trained, strict=True):
-                center.copy_(mean([whole(w) for w in weights]))
-            for layer, *others in zip(module.modules(), *(c.modules() for c in copies), strict=True):
-                if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.running_mean is not None:
-                    # Not the mean model's own statistics, but near them; update_batchnorm gives its own.
-                    for name in ("running_mean", "running_var"):
-                        getattr(layer, name).copy_(mean([getattr(other, name) for other in others]))
+            for center, *values in zip(*(averaged(m, partition) for m in (module, *copies)), strict=True):
+                center.copy_(mean([whole(v) for v in values]))
         return cls(module, partition)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -239,6 +232,14 @@ class Estimate(nn.Module):
         estimate = cls(module, partition.to(next(module.parameters()).device))
         estimate.temperature, estimate.scale = calibrated["temperature"], calibrated["scale"]
         return estimate
+
+
+def averaged(module: nn.Module, partition: Partition) -> list[Tensor]:
+    """What an estimate has the mean of: a model's trained weights and its BatchNorm statistics. The mean of statistics
+    is not the mean model's own, but near it; update_batchnorm gives its own."""
+    layers = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
+    statistics = [s for m in layers for s in (m.running_mean, m.running_var) if s is not None]
+    return Places(module, list(partition.parameter_shapes)).read() + statistics
 
 
 def _run(module: nn.Module, task: Task, temperature: float, weights: dict[str, Tensor], x: Any) -> Tensor:
