@@ -406,3 +406,34 @@ def shares_of(made_before: PairedLoader) -> list[Any]:
 def test_a_share_that_cannot_be_gets_a_sentence(share: tuple[int, int], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         PairedLoader(TensorDataset(torch.arange(40)), Bootstrap(40), 5, share=share)
+
+
+@pytest.mark.parametrize("resample", ["draws", "counts"])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}])
+def test_a_loader_for_one_twin_gives_what_the_pair_has_for_it(resample: Any, options: dict[str, Any]) -> None:
+    def build(**chosen: Any) -> PairedLoader:
+        return PairedLoader(TensorDataset(torch.arange(30)), Bootstrap(30), 4, resample, share=(1, 2), **chosen)
+
+    pairs = list(build())
+    for twin in range(2):
+        alone = list(build(twin=twin, **options))
+        assert_same_bits(alone, [(pair[twin],) for pair in pairs])
+
+
+def test_twins_that_are_read_alone_have_random_transforms_of_their_own() -> None:
+    def drawn(share: tuple[int, int], twin: int) -> list[float]:
+        [[batch]] = PairedLoader(Augmented(6), Bootstrap(6), 6, share=share, twin=twin)
+        return batch[1].tolist()
+
+    numbers = [*drawn((0, 1), 0), *drawn((0, 1), 1)]
+    assert len(set(numbers)) == 12
+    numbers = [value for rank in range(2) for twin in range(2) for value in drawn((rank, 2), twin)]
+    assert len(set(numbers)) == 12
+
+
+def test_a_wrong_twin_or_one_without_a_share_is_refused() -> None:
+    for twin in (2, -1, True, "first"):
+        with pytest.raises(ValueError, match=f"twin must be None or a whole number from 0 to 1, not {twin!r}"):
+            PairedLoader(classes(6), Bootstrap(6), 2, share=(0, 1), twin=twin)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="with twin= the loader needs share=, too"):
+        PairedLoader(classes(6), Bootstrap(6), 2, twin=0)

@@ -39,6 +39,8 @@ class PairedLoader:
         share: (rank, ranks): of each twin's batch of `ranks * batch_size` samples the part that this process trains on.
             By default as `torch.distributed` was started, so that under `torchrun` the processes share an epoch, with
             no sample left out or given twice.
+        twin: give, and read, the batches of this twin alone, still as tuples; for twins in different processes, which
+            are told their `share`, too (`twinboot.Apart`).
         options: of `torch.utils.data.DataLoader`, such as `num_workers`, `collate_fn` or `pin_memory`.
 
     All twins get the same number of batches. Where they do not have equally many samples ("counts"), batches may differ
@@ -63,10 +65,12 @@ class PairedLoader:
         drop_last: bool = False,
         seed: SupportsIndex | None = None,
         share: tuple[int, int] | None = None,
+        twin: int | None = None,
         **options: Any,
     ) -> None:
         _check(dataset, bootstrap, batch_size, resample, options)
         self._given, self.share = share, _checked_share(share or ranks.share())
+        self.twin, self._twins = twin, _checked_twins(twin, share, bootstrap.replicas)
         self.dataset, self.bootstrap, self.batch_size, self.resample = dataset, bootstrap, batch_size, resample
         self.shuffle, self.drop_last = shuffle, drop_last
         self.seed = bootstrap.seed if seed is None else seeds.checked(seed)
@@ -88,7 +92,7 @@ class PairedLoader:
         if resample == "counts":
             counts = bootstrap.counts.double()
             scale = (counts > 0).sum(1, keepdim=True) / counts.sum(1, keepdim=True)
-            weights = (counts * scale).to(torch.get_default_dtype())
+            weights = (counts * scale).to(torch.get_default_dtype())[self._twins]
         self._fetch = _Fetch(dataset, weights, options.pop("collate_fn", None))
         self._loader: DataLoader[Any] | None = None
         if options:  # without any, a DataLoader would only cost time
@@ -141,10 +145,13 @@ class PairedLoader:
     def jobs(self) -> Iterator[Job]:
         """What is left of the current epoch: for each step its seed and the indices of each twin's batch."""
         epoch, first = self.epoch, self.step
-        parts = [self._split(self._order(epoch, r)) for r in range(len(self._samples))]
+        parts = [self._split(self._order(epoch, r)) for r in self._twins]
         rank, of = self.share
+        where: list[int | str] = [rank] if rank else []
+        if self.twin is not None:  # read alone, it would draw what another one draws
+            where += ["twin", self.twin]
         for step in range(first, self._length):
-            seed = seeds.derive(self.seed, "transforms", epoch, step, *([rank] if rank else []))
+            seed = seeds.derive(self.seed, "transforms", epoch, step, *where)
             yield seed, [part[step].tensor_split(of)[rank] for part in parts]
 
     def _order(self, epoch: int, replica: int) -> Tensor:
@@ -249,6 +256,17 @@ def _checked_share(share: tuple[int, int]) -> tuple[int, int]:
     if not 0 <= rank < of:
         raise ValueError(f"share must be (rank, ranks) with a rank from 0 to ranks - 1, not {share!r}.")
     return rank, of
+
+
+def _checked_twins(twin: int | None, share: tuple[int, int] | None, replicas: int) -> list[int]:
+    """The twins whose batches are given."""
+    if twin is None:
+        return list(range(replicas))
+    if isinstance(twin, bool) or not isinstance(twin, int) or not 0 <= twin < replicas:
+        raise ValueError(f"twin must be None or a whole number from 0 to {replicas - 1}, not {twin!r}.")
+    if share is None:
+        raise ValueError("with twin= the loader needs share=, too: which part of that twin's batches is for this rank.")
+    return [twin]
 
 
 def _check(dataset: Any, bootstrap: Bootstrap, batch_size: int, resample: str, options: Mapping[str, Any]) -> None:
