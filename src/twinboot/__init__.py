@@ -1,6 +1,7 @@
 """Twin-Boot: uncertainty-aware optimization via online two-sample bootstrapping."""
 
 from . import resets
+from .apart import Apart
 from .bootstrap import Bootstrap
 from .estimate import Estimate
 from .fit import Fit, fit
@@ -15,6 +16,7 @@ from .twins import Twins
 __version__ = "0.1.0"
 
 __all__ = [
+    "Apart",
     "Blocks",
     "Bootstrap",
     "Dense",

@@ -1,0 +1,77 @@
+"""Tensors of all ranks of a group, on each of them.
+
+They travel as bytes: nothing is added up on the way, so what arrives has the bits of what was sent, in any dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, distributed
+
+from .noise import in_order
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+# Small tensors travel together, as each message costs some 0.1 ms whatever its size; a large one travels alone.
+_BUCKET = 2**20  # entries
+
+
+def gather(flat: Tensor, group: ProcessGroup) -> Tensor:
+    """The flat tensor of each rank, as rows, in the order of the ranks."""
+    rows = flat.new_empty(distributed.get_world_size(group), len(flat))
+    distributed.all_gather(list(rows.view(torch.uint8)), flat.view(torch.uint8), group=group)
+    return rows
+
+
+def gather_each(tensors: Iterable[Tensor], group: ProcessGroup) -> Iterator[list[Tensor]]:
+    """For each tensor a list of those of all ranks, in their order; this rank's own is the tensor itself.
+
+    No more than a bucket, or the largest tensor, of each rank is in memory at a time.
+    """
+    rank = distributed.get_rank(group)
+    for bucket in _buckets(tensors):
+        rows = gather(torch.cat([in_order(t.detach()).reshape(-1) for t in bucket]), group)
+        received = [row.split([t.numel() for t in bucket]) for row in rows]
+        for i, t in enumerate(bucket):
+            yield [t if r == rank else _shaped(parts[i], t) for r, parts in enumerate(received)]
+
+
+def copy_first_(t: Tensor, group: ProcessGroup) -> None:
+    """Set the tensor to that of the group's first rank."""
+    ordered = in_order(t.detach())
+    flat = ordered.reshape(-1).clone()
+    distributed.broadcast(flat.view(torch.uint8), group=group, group_src=0)
+    ordered.copy_(flat.view(ordered.shape))
+
+
+def same_everywhere(number: int, groups: Sequence[ProcessGroup], device: torch.device) -> bool:
+    """Whether all ranks of the groups have this number."""
+    here = torch.tensor([number], device=device)
+    return all(bool((gather(here, group) == here).all()) for group in groups)
+
+
+def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Neighbours of one dtype and device, as many as fit."""
+    bucket: list[Tensor] = []
+    kind: Any = None
+    for t in tensors:
+        if bucket and (kind != (t.dtype, t.device) or sum(b.numel() for b in bucket) + t.numel() > _BUCKET):
+            yield bucket
+            bucket = []
+        bucket.append(t)
+        kind = (t.dtype, t.device)
+    if bucket:
+        yield bucket
+
+
+def _shaped(flat: Tensor, like: Tensor) -> Tensor:
+    """The entries, which came in the order of memory, in a tensor that lies in memory as `like` does: a sum over it
+    then has the same bits."""
+    made = torch.empty_like(like, requires_grad=False)
+    ordered = in_order(made)
+    ordered.copy_(flat.view(ordered.shape))
+    return made
