@@ -1,5 +1,6 @@
 """The examples run as they are."""
 
+import os
 import re
 import subprocess
 import sys
@@ -50,6 +51,20 @@ def test_a_frozen_backbone_is_shared_by_the_twins_and_the_head_learns_from_few_l
     held, twice = int(counts[1]), int(counts[2])
     assert held - head == twice / 2  # the backbone once, the head twice
     assert said.stderr == ""
+
+
+def test_twins_in_two_processes_learn_and_send_little() -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # which torchrun would set, and say so
+    command = [*torchrun, str(EXAMPLES / "mesh.py")]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, env=alone, timeout=120)
+    accuracy = re.search(r"2 processes, accuracy (0\.\d+)", said.stdout)
+    sent = re.search(r"sent for sigma: (\d+) bytes a step, of (\d+) bytes of weights", said.stdout)
+    assert accuracy is not None
+    assert sent is not None
+    assert float(accuracy[1]) > 0.88
+    assert int(sent[1]) < int(sent[2]) / 20
+    assert "Warning" not in said.stderr
 
 
 def test_a_scikit_learn_pipeline_has_intervals_that_hold_what_they_say() -> None:
