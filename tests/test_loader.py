@@ -339,10 +339,12 @@ def test_ranks_share_the_batches_of_one_process(n: int, batch_size: int, ranks: 
     for _ in range(2):
         of_ranks = list(zip(*shares, strict=True))  # strict: all ranks have equally many steps, or a collective hangs
         wholes = list(alone)
+        # Of either twin, for both have equally many batches: no odd rest to be spread otherwise.
+        even = {len(batch[0]) for pair in wholes for batch in pair} == {batch_size * ranks}
         for parts, whole in zip(of_ranks, wholes, strict=False):
             for twin in range(2):
                 joined = torch.cat([part[twin][0] for part in parts])
-                if {len(w[twin][0]) for w in wholes} == {batch_size * ranks}:  # no odd rest to be spread otherwise
+                if even:
                     assert torch.equal(joined, whole[twin][0])
                 sizes = [len(part[twin][0]) for part in parts]
                 assert min(sizes) >= 1
