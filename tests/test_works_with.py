@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from loops import assert_same_bits, classes
 from processes import together
 from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from twinboot import Bootstrap, PairedLoader, Twins
+from twinboot import Apart, Bootstrap, PairedLoader, Twins
 
 STEPS = 8
 
@@ -39,14 +40,19 @@ def wrapped(twins: Twins, way: str, option: str) -> nn.Module:
 
 def trained(way: str, option: str, scale: float) -> dict[str, Tensor]:
     """Weights and sigma after some steps and a reset; `scale` of the noise."""
-    ranks = 1 if way == "alone" else distributed.get_world_size()
-    twins = Twins(model(option))
-    call: Any = wrapped(twins, way, option)
+    twins: Twins
+    if way == "apart":
+        twins = Apart(model(option), init_device_mesh("cpu", (2,), mesh_dim_names=("twin",)))
+        call: Any = lambda x: (twins(x),)  # noqa: E731
+        loader = PairedLoader(classes(96), Bootstrap(96), 12, share=twins.share, twin=twins.twin)
+    else:
+        twins = Twins(model(option))
+        call = wrapped(twins, way, option)
+        loader = PairedLoader(classes(96), Bootstrap(96), 12 if way == "alone" else 12 // distributed.get_world_size())
     if option == "compile":
         call = torch.compile(call, backend="aot_eager")
     optimizer = torch.optim.SGD((p for p in twins.parameters() if p.requires_grad), 0.1, momentum=0.9)
     accumulated = 2 if option == "accumulation" else 1
-    loader = PairedLoader(classes(96), Bootstrap(96), 12 // ranks)
     for number, pair in enumerate(loader, start=1):
         # With FSDP2 its own policy casts; parameters on the way to the ranks are then half as large.
         cast = torch.autocast("cpu", torch.bfloat16, enabled=option == "bf16" and way != "FSDP2")
@@ -56,7 +62,7 @@ def trained(way: str, option: str, scale: float) -> dict[str, Tensor]:
             (sum(losses) / accumulated).backward()  # type: ignore[union-attr]
         if number % accumulated == 0:
             if option == "clipping":
-                for twin in twins:
+                for twin in twins.copies:
                     nn.utils.clip_grad_norm_(twin.parameters(), 0.05)
             optimizer.step()
             optimizer.zero_grad()
@@ -87,6 +93,13 @@ def test_ranks_end_where_one_process_ends(way: str, option: str) -> None:
         plain = trained("alone", "nothing", 0.0)
         changed = option != "compile"
         assert torch.equal(plain["sigma"], alone["sigma"]) != changed
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_twins_in_different_processes_end_where_one_process_ends(option: str) -> None:
+    alone = trained("alone", option, 0.0)
+    for found in together(trained, "apart", option, 0.0):
+        assert_same_bits(found, alone)
 
 
 @pytest.mark.parametrize("way", ["DDP", "FSDP2"])
