@@ -1,5 +1,6 @@
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -182,6 +183,19 @@ def test_inputs_may_be_tuples_or_mappings() -> None:
     expected = estimate(X, b).softmax(1).detach()
     for x in [(X, b), [X, b], {"a": X, "b": b, "factor": 1.0}]:
         torch.testing.assert_close(estimate.predict(x, samples=0, batch_size=10).probs, expected)
+
+
+@pytest.mark.parametrize("vectorize", [False, True])
+def test_a_model_may_give_its_logits_with_something_else(vectorize: bool) -> None:
+    class Named(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            return SimpleNamespace(logits=super().forward(x), loss=None)
+
+    plain = Twins(nn.Linear(4, 3)).estimate()
+    named = Twins(Named(4, 3)).estimate()
+    named.module.load_state_dict(plain.module.state_dict())
+    ours, theirs = (e.predict(X, 2, vectorize=vectorize).probs for e in (named, plain))
+    assert torch.equal(ours, theirs)
 
 
 def test_predict_leaves_modes_as_they_were_and_ignores_dropout() -> None:

@@ -90,7 +90,7 @@ class Estimate(nn.Module):
         Args:
             samples: draws of the weights, each used for all inputs; 0 for the mean model alone.
             task: `"classification"`: the model gives logits along dimension 1, and probabilities are averaged over
-                the draws. `"regression"`: the model gives values.
+                the draws. `"regression"`: the model gives values. Either may be the `logits` of what it gives.
             batch_size: inputs at a time. Memory beyond the result does not grow with the number of inputs.
             scale: factor on sigma; by default that of `calibrate`, or 1.
             seed: the same seed gives the same draws.
@@ -246,6 +246,7 @@ def _run(module: nn.Module, task: Task, temperature: float, weights: dict[str, T
     """The module's output for x with some of its weights replaced."""
     args, kwargs = ((), dict(x)) if isinstance(x, Mapping) else (x if isinstance(x, tuple) else (x,), {})
     output = functional_call(module, weights, args, kwargs)
+    output = getattr(output, "logits", output)  # where models of Hugging Face give them, and values, too
     if not isinstance(output, Tensor):
         raise TypeError(f"predict needs a model that returns a tensor, not {type(output).__name__}.")
     if task == "classification" and (output.ndim < 2 or output.shape[1] < 2):
