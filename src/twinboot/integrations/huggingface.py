@@ -1,0 +1,300 @@
+"""Twin-Boot in the Trainer of Hugging Face.
+
+    from twinboot.integrations.huggingface import TwinTrainer
+
+    trainer = TwinTrainer(model, args, train_dataset=data)
+    trainer.train()
+    prediction = trainer.predict(new)                    # .probs .std .entropy .mutual_information
+
+Arguments, collators, callbacks, metrics and schedulers are those of a `Trainer`. `trainer.model` is the model that you
+gave, and holds the mean of the twins whenever it is judged, saved or handed back; `trainer.twins` are what trains.
+
+- One step is a step of each twin, on a batch of its own bootstrap sample, one twin after the other: the activations of
+  one are gone before those of the other come. `max_grad_norm` clips each twin by itself. With accumulation each
+  micro-batch has noise of its own.
+- With an adapter (peft) the frozen backbone is held once, and only what is trained is twinned (docs/lora-memory.md).
+- Without an `eval_dataset` the samples that no twin saw are the validation set.
+- A reset comes at the start of the epoch that follows, so that what is judged and saved is from before it.
+- A checkpoint holds the mean model as transformers writes it, `sigma.safetensors`, and what a run needs to go on: the
+  twins' own weights, without the backbone, in `twins.pt`. A run that is resumed from it equals the one that was not
+  interrupted, bit for bit.
+- Processes of `torchrun` share each twin's batches (DDP). FSDP, DeepSpeed and several GPUs in one process are refused.
+- The loss is the Trainer's own. Heads that take `num_items_in_batch` and leave it unused, such as BERT's for sequences,
+  get a larger one with accumulation or several processes, as from any Trainer (huggingface/transformers#47688); set
+  `model.accepts_loss_kwargs = False` for them.
+
+`save_model(folder)` writes the mean model as transformers or peft does, for anybody's `from_pretrained`, and
+`sigma.safetensors` beside it; `load(folder, model)` makes an `Estimate` of both.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+from torch.utils.data import DataLoader, Subset
+
+try:
+    import accelerate  # noqa: F401 - the Trainer asks for it only when one is made
+    from transformers import Trainer, TrainingArguments
+
+    from .pairs import Algorithm, Jobs, Pair, only, without_frozen
+except ImportError as error:
+    raise ImportError(
+        "this Trainer needs transformers 5.22 or newer, and accelerate: pip install 'twinboot[huggingface]'."
+    ) from error
+
+from .. import resets
+from ..bootstrap import Bootstrap
+from ..estimate import Estimate
+from ..groups import Grouping
+from ..loader import PairedLoader, require_map_style
+from ..partition import Partition
+from ..prediction import Prediction, Task
+from ..replicate import Places, replicate
+from ..twins import Twins, require_mode
+from .pretrained import Logits, load, read_sigma, renamed, task_of, unfrozen, write_sigma
+
+__all__ = ["TwinTrainer", "load"]
+
+TWINS = "twins.pt"  # in a checkpoint: what the twins need to go on
+
+
+class TwinTrainer(Trainer):  # type: ignore[misc]
+    """A `transformers.Trainer` that trains twins of the model.
+
+    Args:
+        model, args, data_collator, train_dataset, eval_dataset, options: as in `Trainer`. The training set must be
+            map-style, and its seed, that of the bootstrap and of all noise is `args.seed`. An optimizer of your own
+            goes into `optimizer_cls_and_kwargs`, as it is made for the twins.
+        groups: which weights share one sigma, as in `Twins`.
+        reset: after which epochs the twins are reset; by default after each.
+        mode: how: `"centered"`, `"sample"` as in the paper, or `"mean"`. The default is not the paper's, since the
+            learning rate of a `Trainer` falls to 0, and small steps cannot undo the noise that `"sample"` puts on the
+            mean.
+        bootstrap: who sees which sample, if not the default; it also says how many twins there are.
+
+    >>> from tempfile import mkdtemp
+    >>> from transformers import BertConfig, BertForSequenceClassification
+    >>> size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    >>> model = BertForSequenceClassification(BertConfig(vocab_size=9, num_labels=3, **size))
+    >>> data = [{"input_ids": [1, 2 + i % 3, 3], "labels": i % 3} for i in range(60)]
+    >>> args = TrainingArguments(mkdtemp(), use_cpu=True, save_strategy="no", report_to="none", disable_tqdm=True)
+    >>> trainer = TwinTrainer(model, args, train_dataset=data)
+    >>> _ = trainer.train()
+    {'train_runtime': ...}
+    >>> trainer.predict(data[:5]).probs.shape
+    torch.Size([5, 3])
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        args: TrainingArguments | None = None,
+        data_collator: Any = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        *,
+        groups: str | Grouping = "layer",
+        reset: Callable[[int], bool] | None = None,
+        mode: Literal["sample", "mean", "centered"] = "centered",
+        bootstrap: Bootstrap | None = None,
+        **options: Any,
+    ) -> None:
+        require_mode(mode)
+        args = args or TrainingArguments("tmp_trainer")
+        if train_dataset is not None:
+            require_map_style(train_dataset)
+            bootstrap = bootstrap or Bootstrap(len(train_dataset), seed=args.seed)
+            if eval_dataset is None and len(bootstrap.unseen):
+                eval_dataset = Subset(train_dataset, bootstrap.unseen.tolist())
+        self.groups, self.mode, self.bootstrap, self.due = groups, mode, bootstrap, reset or resets.every(1)
+        self._pair: Pair | None = None
+        self._paired: PairedLoader  # made for each training
+        self._partition: Partition | None = None  # sigma of what `model` holds; None before any training
+        self._settled = True  # whether `model` and `_partition` are those of the twins as they are
+        super().__init__(model, args, data_collator, train_dataset, eval_dataset, **options)
+        self._refuse()
+        self.add_callback(Algorithm(self))
+
+    @property
+    def twins(self) -> Twins:
+        """The twins of `model`, made when first asked for: the start of the training, usually."""
+        return self._twinned().twins
+
+    def estimate(self) -> Estimate:
+        """The mean model and sigma, as they are now or, with `load_best_model_at_end`, as they were best."""
+        partition = self._trained()
+        [module] = replicate(unfrozen(self.model, partition))
+        return Estimate(module, copy.deepcopy(partition))
+
+    def predict(
+        self,
+        test_dataset: Any,
+        samples: int = 32,
+        *,
+        task: Task | None = None,
+        scale: float | None = None,
+        seed: int | None = None,
+    ) -> Prediction:
+        """Predict for a dataset, with draws of the weights; arguments as in `Estimate.predict`.
+
+        `task` follows the model's config: one value, or `problem_type="regression"`, is regression. Classes lie along
+        dimension 1 of the prediction, also where a sample has many labels, as in token classification; pad those to one
+        length. Labels in the dataset are not looked at. Of several processes each predicts for the whole dataset.
+        """
+        partition, task = self._trained(), task or task_of(self.model)
+        self._match_precision()
+        collate = self._get_collator_with_removed_columns(self.data_collator, "prediction")
+        batches = DataLoader(test_dataset, self.args.eval_batch_size, collate_fn=collate, generator=torch.Generator())
+        unlabelled = [{k: v for k, v in batch.items() if k not in self.label_names} for batch in batches]
+        logits = Logits(self.model, unlabelled, self._prepare_inputs, task)
+        seed, numbers = self.args.seed if seed is None else seed, torch.arange(len(unlabelled))
+        estimate = Estimate(logits, renamed(partition, "model."))
+        return estimate.predict(numbers, samples, task, batch_size=1, scale=scale, seed=seed, vectorize=False)
+
+    def _refuse(self) -> None:
+        if self.optimizer is not None:
+            raise ValueError("the optimizer must be one of the twins' weights: use optimizer_cls_and_kwargs instead.")
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise ValueError("FSDP and DeepSpeed spread the weights that twins need whole: use plain torchrun (DDP).")
+        if self.args.n_gpu > 1:
+            raise ValueError(f"{self.args.n_gpu} GPUs in one process: start one for each, with torchrun, or hide some.")
+        if (strategy := self.args.train_sampling_strategy) not in ("random", "sequential"):
+            raise ValueError(f'train_sampling_strategy={strategy!r} is not for twins: use "random" or "sequential".')
+
+    def _twinned(self) -> Pair:
+        if self._pair is None or self._pair.of is not self.model:  # `model_init` makes another one for each training
+            replicas = self.bootstrap.replicas if self.bootstrap else 2
+            self._pair = Pair(self.model, Twins(self.model, replicas, self.groups, self.args.seed))
+        return self._pair
+
+    def _trained(self) -> Partition:
+        self._settle()
+        if self._partition is None:
+            raise RuntimeError("nothing was trained yet, so there is no sigma: call train() first.")
+        return self._partition
+
+    def _settle(self) -> None:
+        """Bring the mean of the twins into `model`."""
+        if self._settled:
+            return
+        estimate = self.twins.estimate()
+        names = list(estimate.partition.parameter_shapes)
+        with torch.no_grad():
+            for to, mean in zip(Places(self.model, names).read(), Places(estimate.module, names).read(), strict=True):
+                to.copy_(mean)
+            for to, mean in zip(self.model.buffers(), estimate.module.buffers(), strict=True):
+                to.copy_(mean)
+        if hasattr(self.model, "config"):  # which a model completes when it first sees labels
+            self.model.config.problem_type = getattr(estimate.module.config, "problem_type", None)
+        self._partition, self._settled = estimate.partition, True
+
+    def _match_precision(self) -> None:
+        """Run `model` under autocast if the twins train so, as a Trainer's own model does."""
+        if self.accelerator.native_amp and not hasattr(self.model, "_original_forward"):
+            self.accelerator.prepare_model(self.model, evaluation_mode=True)
+
+    # Below: where the Trainer's own loop meets the twins.
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Pairs of batches: one for each twin, each from its own bootstrap sample."""
+        if self.train_dataset is None or self.bootstrap is None:
+            raise ValueError("training needs a train_dataset.")
+        self._paired = PairedLoader(
+            self.train_dataset,
+            self.bootstrap,
+            self._train_batch_size,
+            shuffle=self.args.train_sampling_strategy != "sequential",
+            drop_last=self.args.dataloader_drop_last,
+            seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
+            collate_fn=self._get_collator_with_removed_columns(self.data_collator, "training"),
+        )
+        # The Trainer resumes in mid-epoch by a sampler that leaves out the first batches: of this one it can.
+        return DataLoader(
+            self._paired._fetch,
+            batch_sampler=Jobs(self._paired),
+            collate_fn=only,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+            persistent_workers=self.args.dataloader_persistent_workers,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
+            multiprocessing_context=self.args.dataloader_multiprocessing_context,
+            generator=torch.Generator().manual_seed(self.args.seed),
+        )
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        return super().create_optimizer(self.twins)  # type: ignore[no-any-return]
+
+    def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
+        if not training:
+            return super()._wrap_model(self.model, training=False)
+        return self._twinned().prepared(self.accelerator)
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        pair, losses = self._twinned(), []
+        self._settled = False
+        with pair.twins.sampled():
+            counts = [None] * len(inputs) if num_items_in_batch is None else num_items_in_batch
+            for pair.turn, (batch, count) in enumerate(zip(inputs, counts, strict=True)):
+                losses.append(super().training_step(model, batch, count))
+        return torch.stack(losses).mean()
+
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+        if not batch_samples or isinstance(batch_samples[0], Mapping):
+            return super()._get_num_items_in_batch(batch_samples, device)
+        of_twins = map(list, zip(*batch_samples, strict=True))
+        return [super(TwinTrainer, self)._get_num_items_in_batch(batches, device) for batches in of_twins]
+
+    def _clip_grad_norm(self, model: nn.Module) -> Tensor:
+        self.accelerator.unscale_gradients()
+        norms = [clip_grad_norm_(twin.parameters(), self.args.max_grad_norm) for twin in self.twins]
+        return torch.stack(norms).mean()
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        return sum(super(TwinTrainer, self).floating_point_ops(batch) for batch in inputs)
+
+    def _track_num_input_tokens(self, inputs: Any) -> None:
+        for batch in inputs:
+            super()._track_num_input_tokens(batch)
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        self._settle()
+        self._match_precision()
+        return super().evaluation_loop(*args, **kwargs)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        self._settle()
+        super()._save(output_dir, state_dict)
+        if (sigma := self._partition) is not None and self.args.should_save:
+            write_sigma(output_dir or self.args.output_dir, sigma)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self.args.should_save:
+            state = {"twins": without_frozen(self.twins), "loader": self._paired.state_dict()}
+            torch.save(state, Path(output_dir) / TWINS)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        if not (path := Path(checkpoint) / TWINS).is_file():
+            raise FileNotFoundError(
+                f"{checkpoint} has no {TWINS}, as a plain Trainer or save_only_model=True leaves it: twins cannot go "
+                "on from it, but a new run can start with its model."
+            )
+        state = torch.load(path, map_location=self.args.device, weights_only=True)
+        self._paired.load_state_dict(state["loader"])  # which refuses another dataset, bootstrap or batch size
+        self.twins.load_state_dict({**self.twins.state_dict(), **state["twins"]})
+        self._settled = False
+
+    def _load_best_model(self) -> None:
+        self._settle()
+        super()._load_best_model()
+        self._partition, _ = read_sigma(self.state.best_model_checkpoint, self.model)

@@ -1,0 +1,107 @@
+"""What the loop of a Hugging Face Trainer takes for its model and for its data, when it trains twins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from transformers import TrainerCallback
+
+from ..loader import PairedLoader
+from ..twins import Twins
+
+if TYPE_CHECKING:
+    from .huggingface import TwinTrainer
+
+
+class Pair(nn.Module):
+    """What the Trainer's loop takes for its model: the twin whose `turn` it is.
+
+    Of several processes each twin has its own DistributedDataParallel, as each has a backward pass of its own.
+    """
+
+    def __init__(self, of: nn.Module, twins: Twins) -> None:
+        super().__init__()
+        self.twins, self.turn = twins, 0
+        # In lists, which PyTorch does not look into: these are no further weights to train.
+        self._of, self._ready, self._runners = [of], list[nn.Module](), list[Any](twins)
+
+    @property
+    def of(self) -> nn.Module:
+        return self._of[0]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._runners[self.turn](*args, **kwargs)
+
+    def prepared(self, accelerator: Any) -> nn.Module:
+        """This module under autocast and compiled, as the arguments say, by accelerate."""
+        if not self._ready:
+            if accelerator.num_processes > 1:
+                options = accelerator.ddp_handler.to_kwargs() if accelerator.ddp_handler else {}
+                self._runners = [DistributedDataParallel(twin, **options) for twin in self.twins]
+            self._ready.append(accelerator.prepare_model(self, evaluation_mode=True))
+        return self._ready[0]
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for runner in self._runners:
+                stack.enter_context(runner.no_sync())
+            yield
+
+    def _get_name(self) -> str:  # by which the Trainer knows whose labels it must shift to smooth them
+        core: Any = self.of
+        core = core.get_base_model() if hasattr(core, "get_base_model") else core
+        return type(core).__name__
+
+
+class Jobs:
+    """The steps of the current epoch, each as a batch of one: so a DataLoader fetches them, and can leave out some."""
+
+    def __init__(self, paired: PairedLoader) -> None:
+        self.paired = paired
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return ([job] for job in self.paired.jobs())
+
+    def __len__(self) -> int:
+        return len(self.paired)
+
+
+def only(batch: list[Any]) -> Any:
+    [pair] = batch
+    return pair
+
+
+class Algorithm(TrainerCallback):  # type: ignore[misc]
+    """The lines of Algorithm 1 that are not in a step: sigma, the data of an epoch, the reset."""
+
+    def __init__(self, trainer: TwinTrainer) -> None:
+        self.trainer, self.inside = trainer, False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.inside = (state.epoch or 0) % 1 != 0  # resumed in mid-epoch: its reset has been
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        trainer, inside, self.inside = self.trainer, self.inside, False
+        done = math.floor(state.epoch) if inside else math.ceil(state.epoch or 0)
+        trainer._paired.epoch = done + 1
+        if done and not inside and trainer.due(done):
+            trainer.twins.reset(trainer.mode)
+            trainer._settled = False
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.twins.update()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer._settle()
+
+
+def without_frozen(twins: Twins) -> dict[str, Any]:
+    """The state of twins without what they share with the model that they are of."""
+    frozen = {name for name, p in twins.named_parameters(remove_duplicate=False) if not p.requires_grad}
+    return {name: t for name, t in twins.state_dict().items() if name not in frozen}

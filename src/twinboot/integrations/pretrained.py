@@ -1,0 +1,92 @@
+"""A pretrained model with sigma: a file beside those that its own library writes, and logits for `Estimate.predict`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from .. import files
+from ..estimate import Estimate
+from ..partition import Partition
+from ..prediction import Task
+
+SIGMA = "sigma.safetensors"
+
+
+def load(folder: str | os.PathLike[str], model: nn.Module) -> Estimate:
+    """The estimate that `TwinTrainer.save_model(folder)` wrote: sigma, around the model that you loaded from there.
+
+    `model` is what `from_pretrained(folder)` of the class that was trained, or of `peft.PeftModel`, gives; it is used
+    as it is, without a copy.
+    """
+    partition, calibration = read_sigma(folder, model)
+    estimate = Estimate(unfrozen(model, partition), partition)
+    estimate.temperature, estimate.scale = calibration["temperature"], calibration["scale"]
+    return estimate
+
+
+def write_sigma(folder: str | os.PathLike[str], partition: Partition) -> None:
+    calibration = {"temperature": 1.0, "scale": 1.0}
+    files.write(Path(folder) / SIGMA, {}, partition.describe(), partition.labels(), partition.sigma, calibration)
+
+
+def read_sigma(folder: str | os.PathLike[str], model: nn.Module) -> tuple[Partition, dict[str, float]]:
+    path = Path(folder) / SIGMA
+    _, description, labels, sigma, calibration = files.read(path)
+    here = {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
+    for name, shape in description["parameters"].items():
+        if here.get(name) != tuple(shape):
+            found = here.get(name, "missing")
+            raise ValueError(
+                f"{str(path)!r} is of another model: {name!r} has shape {tuple(shape)} there, {found} here."
+            )
+    partition = Partition.restore(description, labels, sigma)
+    return partition.to(next(model.parameters()).device), calibration
+
+
+def unfrozen(model: nn.Module, partition: Partition) -> nn.Module:
+    """What was twinned is not shared between copies. An adapter that is loaded for use is frozen, and would be."""
+    for name in partition.parameter_shapes:
+        model.get_parameter(name).requires_grad_(True)
+    return model
+
+
+class Logits(nn.Module):
+    """The logits for a batch, by its number: inputs of any kind and length are a tensor of numbers for `predict`."""
+
+    def __init__(self, model: nn.Module, batches: Sequence[Any], prepare: Callable[[Any], Any], task: Task) -> None:
+        super().__init__()
+        self.model, self.batches, self.prepare, self.task = model, batches, prepare, task
+        self.shape: tuple[int, ...] | None = None
+
+    def forward(self, number: Tensor) -> Tensor:
+        output = self.model(**self.prepare(self.batches[int(number)]))
+        logits = getattr(output, "logits", None)
+        if not isinstance(logits, Tensor):
+            raise TypeError(f"predict needs a model that gives logits, which {type(output).__name__} has not.")
+        if self.task == "classification" and logits.ndim == 3:  # a label for each token; the classes come last
+            logits = logits.movedim(-1, 1)
+        shape, self.shape = self.shape or tuple(logits.shape[1:]), tuple(logits.shape[1:])
+        if shape != self.shape:
+            raise ValueError(f"logits of shape {shape} and {self.shape}: pad all inputs to one length to predict them.")
+        return logits
+
+
+def task_of(model: Any) -> Task:
+    config = getattr(model, "config", None)
+    kind = getattr(config, "problem_type", None)
+    if kind == "multi_label_classification":
+        raise ValueError("predict knows no several labels at once: use estimate() and the logits of its draws.")
+    return "regression" if kind == "regression" or getattr(config, "num_labels", 2) == 1 else "classification"
+
+
+def renamed(partition: Partition, prefix: str) -> Partition:
+    """The partition for a module that holds the model under a name."""
+    described = partition.describe()
+    parameters = {prefix + name: shape for name, shape in described["parameters"].items()}
+    labels = {prefix + name: t for name, t in partition.labels().items()}
+    return Partition.restore({**described, "parameters": parameters}, labels, partition.sigma)

@@ -1,0 +1,326 @@
+"""A TwinTrainer trains as the loop that one would write, judges the mean, and goes on where it was stopped."""
+
+import importlib
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from processes import together
+from sentences import arguments, bert, gpt2, inputs, sentences, spoken
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+from torch.utils.data import DataLoader, Subset
+from transformers import (
+    BertForTokenClassification,
+    EarlyStoppingCallback,
+    Trainer,
+    default_data_collator,
+    set_seed,
+)
+
+from twinboot import Bootstrap, PairedLoader, Twins, resets
+from twinboot.integrations.huggingface import TwinTrainer
+
+
+def weights(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: t.clone() for name, t in module.state_dict().items()}
+
+
+def same(first: Any, second: Any) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(t, second[name]) for name, t in first.items())
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("mode", ["sample", "centered"])
+def test_training_equals_the_loop_that_one_would_write(tmp_path: Path, accumulation: int, mode: Any) -> None:
+    """With dropout, clipping, a loss over all tokens of accumulated batches, and a reset; bit for bit."""
+    model, data = gpt2(), spoken()
+    twins = Twins(model, groups="tensor", seed=5)
+    optimizer = torch.optim.SGD(twins.parameters(), 0.1, momentum=0.9)
+    loader = PairedLoader(data, Bootstrap(60, seed=5), 8, collate_fn=default_data_collator)
+    set_seed(5)
+    twins.train()
+    for epoch in (1, 2, 3):
+        if epoch == 3:
+            twins.reset(mode)
+        pairs = list(loader)
+        for start in range(0, len(pairs), accumulation):
+            part = pairs[start : start + accumulation]
+            counts = [sum((pair[r]["labels"][:, 1:] != -100).sum() for pair in part) for r in (0, 1)]
+            for pair in part:
+                with twins.sampled():
+                    for twin, batch, count in zip(twins, pair, counts, strict=True):
+                        twin(**batch, num_items_in_batch=count).loss.backward()
+            for twin in twins:
+                clip_grad_norm_(twin.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+            twins.update()
+
+    settings: dict[str, Any] = {"gradient_accumulation_steps": accumulation, "max_grad_norm": 0.5}
+    args = arguments(tmp_path, seed=5, num_train_epochs=3, lr_scheduler_type="constant", **settings)
+    options = {"groups": "tensor", "reset": resets.at(2), "mode": mode}
+    sgd = (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
+    trainer = TwinTrainer(model, args, train_dataset=data, optimizer_cls_and_kwargs=sgd, **options)
+    trainer.train()
+    assert same(weights(trainer.twins), weights(twins))
+    assert same(weights(trainer.model), weights(twins.estimate().module))  # the model that was given holds the mean
+
+
+def test_it_learns_with_the_defaults_and_knows_what_it_has_not_seen(tmp_path: Path) -> None:
+    trainer = TwinTrainer(bert(), arguments(tmp_path, num_train_epochs=6), train_dataset=sentences(150))
+    trainer.train()
+    new = sentences(100, seed=1)
+    found = trainer.predict([{"input_ids": row["input_ids"]} for row in new])
+    labels = torch.tensor([row["labels"] for row in new])
+    assert (found.labels == labels).float().mean() > 0.9
+    assert (found.std > 0).any()
+    assert (found.mutual_information >= 0).all()
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_the_mean_of_the_twins_is_judged_and_evaluation_changes_nothing(tmp_path: Path, bf16: bool) -> None:
+    data = sentences()
+    args = arguments(tmp_path, eval_strategy="epoch", bf16=bf16)
+    trainer = TwinTrainer(bert(), args, train_dataset=data)
+    assert math.isfinite(trainer.evaluate()["eval_loss"])  # before any training
+    trainer.train()
+    before = weights(trainer.twins)
+    judged = trainer.evaluate()["eval_loss"]
+    assert judged == trainer.state.log_history[-3]["eval_loss"]  # as at the end of the last epoch
+    assert same(weights(trainer.twins), before)
+    assert all(p.dtype == torch.float32 for p in trainer.twins.parameters())
+
+    unseen = Subset(data, Bootstrap(60, seed=42).unseen.tolist())
+    mean, losses = trainer.twins.estimate(), []
+    for batch in DataLoader(unseen, 8, collate_fn=default_data_collator):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            losses += [mean(**batch).loss.float()] * len(batch["labels"])
+    assert judged == pytest.approx(torch.stack(losses).mean().item(), rel=1e-6)
+
+
+def test_bfloat16_trains_the_noisy_twins_and_stays_near_float32(tmp_path: Path) -> None:
+    runs = {}
+    for bf16 in (False, True):
+        model = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+        trainer = TwinTrainer(model, arguments(tmp_path, max_steps=5, bf16=bf16), train_dataset=sentences())
+        runs[bf16] = trainer.train().training_loss
+        assert all(sigma > 0 for sigma in trainer.twins.sigma.values())
+    assert runs[True] != runs[False]
+    assert runs[True] == pytest.approx(runs[False], rel=0.02)  # bfloat16 has 8 bits
+
+
+@pytest.mark.parametrize(("step", "workers"), [(4, 0), (8, 0), (11, 1)])  # in and at the end of an epoch of 8 steps
+def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path: Path, step: int, workers: int) -> None:
+    """With dropout, AdamW, a falling learning rate and evaluations in between; bit for bit."""
+
+    def trainer(folder: str) -> TwinTrainer:
+        saved: dict[str, Any] = {
+            "save_strategy": "steps",
+            "save_steps": step,
+            "eval_strategy": "steps",
+            "eval_steps": 3,
+        }
+        args = arguments(tmp_path / folder, **saved, dataloader_num_workers=workers)
+        return TwinTrainer(bert(), args, train_dataset=sentences(), mode="sample")
+
+    whole = trainer("a")
+    whole.train()
+    assert whole.state.global_step == 16
+    other = trainer("b")
+    torch.manual_seed(99)
+    other.train(resume_from_checkpoint=str(tmp_path / "a" / f"checkpoint-{step}"))
+    assert same(weights(other.twins), weights(whole.twins))
+    assert same(weights(other.model), weights(whole.model))
+    assert other.state.log_history[-2]["eval_loss"] == whole.state.log_history[-2]["eval_loss"]
+    moments = [t.optimizer.state_dict()["state"] for t in (other, whole)]
+    assert all(same(moments[0][i], moments[1][i]) for i in moments[1])
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    trainer = TwinTrainer(bert(), arguments(tmp_path, save_strategy="epoch"), train_dataset=sentences())
+    trainer.train()
+    folder = tmp_path / "checkpoint-8"
+    with pytest.raises(ValueError, match="batch_size was 8 and is 4 here"):
+        TwinTrainer(bert(), arguments(tmp_path, per_device_train_batch_size=4), train_dataset=sentences()).train(
+            str(folder)
+        )
+    with pytest.raises(ValueError, match="the checkpoint does not fit"):
+        TwinTrainer(bert(), arguments(tmp_path), train_dataset=sentences(), groups="unit").train(str(folder))
+    (folder / "twins.pt").unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no twins\.pt"):
+        TwinTrainer(bert(), arguments(tmp_path), train_dataset=sentences()).train(str(folder))
+
+
+def test_the_best_model_comes_back_with_its_own_sigma(tmp_path: Path) -> None:
+    best: dict[str, Any] = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
+    scores, seen = iter([0.5, 0.9, 0.7, 0.6, 0.8]), []
+
+    def judge(_: Any) -> dict[str, float]:
+        seen.append((weights(trainer.model), trainer.twins.sigma))
+        return {"score": next(scores)}
+
+    args = arguments(tmp_path, num_train_epochs=20, metric_for_best_model="score", greater_is_better=True, **best)
+    stop = EarlyStoppingCallback(2)
+    trainer = TwinTrainer(bert(), args, train_dataset=sentences(), compute_metrics=judge, callbacks=[stop])
+    trainer.train()
+    assert len(seen) == 4
+    model, sigma = seen[1]
+    assert same(weights(trainer.model), model)
+    assert not same(weights(trainer.model), seen[3][0])
+    trainer.evaluate()  # which must not bring back the last one
+    assert same(weights(trainer.model), model)
+    assert same(trainer.estimate().sigma, sigma)
+
+
+def test_predict_averages_over_the_draws_of_the_estimate(tmp_path: Path) -> None:
+    data = sentences()
+    trainer = TwinTrainer(bert(), arguments(tmp_path), train_dataset=data)
+    with pytest.raises(RuntimeError, match="call train"):
+        trainer.predict(data)
+    trainer.train()
+    found = trainer.predict(data, samples=4, seed=3)
+    estimate = trainer.estimate()
+    expected = estimate.predict({"input_ids": inputs(data)}, 4, batch_size=8, seed=3, vectorize=False)
+    assert torch.equal(found.probs, expected.probs)
+    assert torch.equal(found.std, expected.std)
+    assert torch.equal(found.mutual_information, expected.mutual_information)
+    mean = trainer.predict(data, samples=0)
+    assert torch.allclose(mean.probs, estimate(inputs(data)).logits.softmax(1))
+    assert trainer.predict(data, scale=0.0).std.max() < 1e-6
+    with pytest.raises(ValueError, match="samples must be 0"):
+        trainer.predict(data, samples=1)
+
+
+def test_one_value_is_regression(tmp_path: Path) -> None:
+    data = [{**row, "labels": float(row["labels"])} for row in sentences()]
+    trainer = TwinTrainer(bert(num_labels=1), arguments(tmp_path, num_train_epochs=6), train_dataset=data)
+    trainer.train()
+    found = trainer.predict(data, 8)
+    truth = torch.tensor([row["labels"] for row in data])
+    assert found.task == "regression"
+    assert found.mean.shape == (60, 1)
+    assert (found.mean[:, 0] - truth).square().mean() < 0.5 * truth.var()
+    assert trainer.model.config.problem_type == "regression"
+    low, high = found.interval(0.9)
+    assert (low < high).all()
+
+
+def test_a_label_for_each_token_and_a_model_for_each_training(tmp_path: Path) -> None:
+    data = [{**row, "labels": [token % 3 for token in row["input_ids"]]} for row in sentences()]
+    made = []
+
+    def model() -> Any:
+        made.append(bert(BertForTokenClassification))
+        return made[-1]
+
+    trainer = TwinTrainer(None, arguments(tmp_path), train_dataset=data, model_init=model)
+    trainer.train()
+    first = trainer.predict(data[:5])
+    assert first.probs.shape == (5, 3, 5)
+    assert torch.allclose(first.probs.sum(1), torch.ones(5, 5))
+    trainer.train()
+    assert trainer.model is made[-1]
+    assert torch.equal(trainer.predict(data[:5]).probs, first.probs)  # from the same start to the same end
+    data[0] = {"input_ids": [1, 2], "labels": [1, 2]}
+
+    class Padded:
+        def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+            length = max(len(row["input_ids"]) for row in rows)
+            return {k: torch.tensor([row[k] + [0] * (length - len(row[k])) for row in rows]) for k in rows[0]}
+
+    trainer.data_collator = Padded()
+    assert trainer.predict(data[:5]).probs.shape == (5, 3, 5)
+    with pytest.raises(ValueError, match="pad all inputs to one length"):
+        trainer.predict([data[0]] * 8 + data[1:9])
+
+
+def test_smoothed_labels_of_a_language_model_are_shifted_as_those_of_a_plain_trainer(tmp_path: Path) -> None:
+    model, data = gpt2().eval(), spoken()
+    args = arguments(tmp_path, label_smoothing_factor=0.1, max_steps=2)
+    trainer = TwinTrainer(model, args, train_dataset=data)
+    batch = default_data_collator(data[:4])
+    expected = Trainer(model, args).compute_loss(model, dict(batch))
+    pair = trainer._wrap_model(model).eval()
+    assert torch.equal(trainer.compute_loss(pair, dict(batch)), expected)
+    trainer.train()
+    assert trainer.twins[0].get_input_embeddings().weight is trainer.twins[0].lm_head.weight  # tied as before
+
+
+def test_tokens_are_counted_and_the_order_can_be_that_of_the_data(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"include_num_input_tokens_seen": "all", "train_sampling_strategy": "sequential"}
+    trainer = TwinTrainer(bert(), arguments(tmp_path, max_steps=2, **settings), train_dataset=sentences())
+    trainer.train()
+    assert trainer.state.num_input_tokens_seen == 2 * 2 * 8 * 5  # steps, twins, rows, tokens
+    assert trainer.state.total_flos > 0
+    first, second = next(iter(trainer.get_train_dataloader()))
+    drawn = Subset(sentences(), trainer.bootstrap.indices(0)[:8].tolist())
+    assert torch.equal(first["input_ids"], inputs(list(drawn)))
+    assert not torch.equal(first["input_ids"], second["input_ids"])
+
+
+def shared_run(folder: str, size: int) -> Any:
+    os.environ |= {"LOCAL_WORLD_SIZE": os.environ.get("WORLD_SIZE", "1"), "OMP_NUM_THREADS": "1"}  # as torchrun does
+    data, found = spoken(), {}
+    sgd = (torch.optim.SGD, {"lr": 0.1})
+    for steps in (1, 4):
+        model = gpt2(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+        args = arguments(Path(folder), per_device_train_batch_size=size, max_steps=steps, gradient_accumulation_steps=2)
+        trainer = TwinTrainer(model, args, train_dataset=data, optimizer_cls_and_kwargs=sgd)
+        trainer.train()
+        judged = trainer.evaluate()["eval_loss"]
+        found[steps] = {"twins": weights(trainer.twins), "judged": judged, "probs": trainer.predict(data, 2).probs}
+    return found
+
+
+def test_two_processes_take_the_step_of_one_and_stay_together(tmp_path: Path) -> None:
+    first, second = together(shared_run, str(tmp_path), 4)
+    alone = shared_run(str(tmp_path), 8)
+    for name, t in alone[1]["twins"].items():  # the first step has no noise, of which each rank has its own
+        assert torch.allclose(first[1]["twins"][name].float(), t.float(), atol=1e-5), name
+    for ours, theirs in zip(first.values(), second.values(), strict=True):
+        assert same(ours["twins"], theirs["twins"])
+        assert ours["judged"] == theirs["judged"]
+        assert torch.equal(ours["probs"], theirs["probs"])
+
+
+def test_mistakes_get_one_sentence(tmp_path: Path) -> None:
+    data, args = sentences(), arguments(tmp_path)
+    optimizer = torch.optim.SGD(bert().parameters(), 0.1)
+    with pytest.raises(ValueError, match="use optimizer_cls_and_kwargs"):
+        TwinTrainer(bert(), args, train_dataset=data, optimizers=(optimizer, None))
+    with pytest.raises(ValueError, match="unknown reset mode"):
+        TwinTrainer(bert(), args, train_dataset=data, mode="none")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="group_by_length"):
+        TwinTrainer(bert(), arguments(tmp_path, train_sampling_strategy="group_by_length"), train_dataset=data)
+    with pytest.raises(TypeError, match="map-style"):
+        TwinTrainer(bert(), args, train_dataset=iter(data))
+    with pytest.raises(ValueError, match="needs a train_dataset"):
+        TwinTrainer(bert(), args).train()
+    args._n_gpu = 2
+    with pytest.raises(ValueError, match="2 GPUs in one process"):
+        TwinTrainer(bert(), args, train_dataset=data)
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path: Path) -> None:
+    data = [{**row, "labels": math.nan} for row in sentences()]
+    with pytest.raises(FloatingPointError, match="not finite after update 1"):
+        TwinTrainer(bert(num_labels=1), arguments(tmp_path), train_dataset=data).train()
+
+
+def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("transformers", "twinboot.integrations.pairs"):
+        monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, "twinboot.integrations.huggingface")
+    with pytest.raises(ImportError, match=r"pip install 'twinboot\[huggingface\]'\.$"):
+        importlib.import_module("twinboot.integrations.huggingface")
+
+
+def test_the_package_itself_does_not_load_transformers() -> None:
+    code = "import sys, twinboot; print([m for m in ('transformers', 'accelerate', 'peft') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
