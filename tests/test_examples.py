@@ -80,3 +80,19 @@ def test_a_scikit_learn_pipeline_has_intervals_that_hold_what_they_say() -> None
     assert all(abs(int(held) - int(level)) < 25 for level, held, _ in found)
     assert [int(width) for *_, width in found] == sorted(int(width) for *_, width in found)
     assert said.stderr == ""
+
+
+def test_an_adapter_for_hugging_face_learns_on_a_backbone_that_is_held_once_and_is_found_again() -> None:
+    pytest.importorskip("peft", reason="the example needs the extra huggingface")
+    example = [sys.executable, str(EXAMPLES / "huggingface_lora.py")]
+    said = subprocess.run(example, capture_output=True, text=True, check=True).stdout
+    found = re.findall(r"accuracy ([01]\.\d+), NLL (\d\.\d+)", said)
+    counts = re.search(r"hold (\d+) parameters, a plain adapter with its backbone (\d+), two copies (\d+)", said)
+    again = re.search(r"probabilities differ by (\d\S*) at most", said)
+    assert len(found) == 2
+    assert all(float(accuracy) > 0.8 for accuracy, _ in found)
+    assert counts is not None
+    held, one, two = map(int, counts.groups())
+    assert one < held < 0.7 * two
+    assert again is not None
+    assert float(again[1]) < 1e-5
