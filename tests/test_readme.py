@@ -42,7 +42,7 @@ def test_both_sides_of_the_diff_run() -> None:
 @pytest.mark.filterwarnings("ignore:these samples are predicted best without weight noise")  # which so few are
 def test_the_snippets_run_after_the_loop(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    predict, weighted, stacked, resume, whole, _, inverse = blocks("python")
+    predict, weighted, stacked, resume, whole, _, _, inverse = blocks("python")
     names = scope()
     exec(one_side(blocks("diff")[0], drop="-"), names)
     names["x"] = names["dataset"].tensors[0]
@@ -96,3 +96,20 @@ def test_the_results_of_the_readme_are_those_of_the_docs() -> None:
     ):
         [count] = re.findall(rf"- Claims of {whose}: (.*)", results)
         assert form.format(*re.findall(r"\d+", count)) in said
+
+
+def test_the_snippet_for_hugging_face_runs(tmp_path: Path, monkeypatch: Any) -> None:
+    pytest.importorskip("peft", reason="the extra huggingface is not installed")
+    from sentences import arguments, bert, sentences
+
+    monkeypatch.chdir(tmp_path)
+    names = {
+        "base": bert(),
+        "args": arguments(tmp_path, num_train_epochs=1),
+        "dataset": sentences(),
+        "new": sentences(5, seed=1),
+    }
+    exec(blocks("python")[6], names)
+    assert names["prediction"].probs.shape == (5, 3)
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
+    assert all(sigma > 0 for sigma in names["estimate"].sigma.values())
