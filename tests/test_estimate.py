@@ -1,3 +1,4 @@
+import copy
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -342,3 +343,19 @@ def test_a_draw_depends_on_seed_and_shape_and_not_on_how_the_weights_lie_in_memo
     x = torch.randn(5, 3, 6, 6, generator=seeded(0))
     for vectorize in (False, True):
         assert_close(estimate.predict(x, 4, vectorize=vectorize), loaded.predict(x, 4, vectorize=vectorize))
+
+
+def test_a_frozen_model_has_draws_and_means_of_its_own() -> None:
+    twins = Twins(mlp())
+    twins.partition.sigma.fill_(0.1)
+    twins.requires_grad_(False)  # as one does with a model that is ready for use
+    clean = [p.clone() for p in twins[0].parameters()]
+    with torch.no_grad():
+        for p in twins[1].parameters():
+            p.add_(1.0)
+    estimate = twins.estimate()
+    assert_same_bits([p.clone() for p in twins[0].parameters()], clean)
+    before = copy.deepcopy(estimate.state_dict())
+    drawn = estimate.sample(seed=1)
+    assert_same_bits(dict(estimate.state_dict()), dict(before))
+    assert any((a != b).any() for a, b in zip(drawn.parameters(), estimate.module.parameters(), strict=True))

@@ -49,7 +49,7 @@ class Estimate(nn.Module):
         is needed where the copies are sharded."""
         if model is None:
             refuse_copy(copies[0])
-        [module] = replicate(copies[0] if model is None else model)
+        [module] = replicate(copies[0] if model is None else model, own=partition.parameter_shapes)
         if model is not None:
             for name, buffer in copies[0].named_buffers():
                 module.get_buffer(name).copy_(buffer)
@@ -68,7 +68,7 @@ class Estimate(nn.Module):
 
     def sample(self, seed: int = 0, scale: float = 1.0) -> nn.Module:
         """A model of your own class whose weights are a draw from N(mean, (scale * sigma)^2)."""
-        [module] = replicate(self.module)
+        [module] = replicate(self.module, own=self.partition.parameter_shapes)
         with torch.no_grad():
             for name, draw in self._draw(derive(seed, "sample"), scale).items():
                 module.get_parameter(name).copy_(draw)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,17 +12,23 @@ from .sharding import local
 
 
 def replicate(
-    model: nn.Module, copies: int = 1, share_frozen: bool = True, replace: Mapping[int, Tensor] | None = None
+    model: nn.Module,
+    copies: int = 1,
+    share_frozen: bool = True,
+    replace: Mapping[int, Tensor] | None = None,
+    own: Iterable[str] = (),
 ) -> list[nn.Module]:
     """Copies with trainable weights of their own and the same frozen parameters.
 
     The copies have one set of frozen parameters between them, which uses the memory of the model's own. It is another
     set of objects, so that moving or casting the copies leaves the model as it is.
-    `replace`, by the `id` of a parameter or buffer, gives what the copies hold in its place.
+    `replace`, by the `id` of a parameter or buffer, gives what the copies hold in its place. The parameters that `own`
+    names are not shared, frozen or not: a model that is loaded for use is all frozen.
     """
     frozen: dict[int, object] = {}
+    not_shared = {id(p) for p in Places(model, list(own)).read()}
     for p in model.parameters() if share_frozen else ():
-        if not p.requires_grad:
+        if not p.requires_grad and id(p) not in not_shared:
             # A subclass (quantized weights, say) carries more than its data and is shared as it is.
             frozen[id(p)] = nn.Parameter(p.detach(), requires_grad=False) if type(p) is nn.Parameter else p
     made = []

@@ -58,7 +58,7 @@ from ..partition import Partition
 from ..prediction import Prediction, Task
 from ..replicate import Places, replicate
 from ..twins import Twins, require_mode
-from .pretrained import Logits, load, read_sigma, renamed, task_of, unfrozen, write_sigma
+from .pretrained import Logits, load, read_sigma, renamed, task_of, write_sigma
 
 __all__ = ["TwinTrainer", "load"]
 
@@ -130,7 +130,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
     def estimate(self) -> Estimate:
         """The mean model and sigma, as they are now or, with `load_best_model_at_end`, as they were best."""
         partition = self._trained()
-        [module] = replicate(unfrozen(self.model, partition))
+        [module] = replicate(self.model, own=partition.parameter_shapes)
         return Estimate(module, copy.deepcopy(partition))
 
     def predict(

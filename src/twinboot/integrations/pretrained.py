@@ -24,7 +24,7 @@ def load(folder: str | os.PathLike[str], model: nn.Module) -> Estimate:
     as it is, without a copy.
     """
     partition, calibration = read_sigma(folder, model)
-    estimate = Estimate(unfrozen(model, partition), partition)
+    estimate = Estimate(model, partition)
     estimate.temperature, estimate.scale = calibration["temperature"], calibration["scale"]
     return estimate
 
@@ -46,13 +46,6 @@ def read_sigma(folder: str | os.PathLike[str], model: nn.Module) -> tuple[Partit
             )
     partition = Partition.restore(description, labels, sigma)
     return partition.to(next(model.parameters()).device), calibration
-
-
-def unfrozen(model: nn.Module, partition: Partition) -> nn.Module:
-    """What was twinned is not shared between copies. An adapter that is loaded for use is frozen, and would be."""
-    for name in partition.parameter_shapes:
-        model.get_parameter(name).requires_grad_(True)
-    return model
 
 
 class Logits(nn.Module):
