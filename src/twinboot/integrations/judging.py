@@ -1,0 +1,80 @@
+"""The mean of the twins on plain batches: statistics for its BatchNorm layers, and its loss on what no twin saw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from .. import seeds
+from ..bootstrap import Bootstrap
+from ..randomness import own_randomness, seeded
+
+Step = Callable[[nn.Module, Any, int], tuple[float, int]]  # module, batch, its number -> mean loss, samples
+
+
+class Batches:
+    """Some samples of a dataset in batches, the same ones each time, random transforms included."""
+
+    def __init__(self, dataset: Dataset[Any], samples: Tensor, size: int, seed: int, options: Mapping[str, Any]):
+        while len(samples) % size == 1 and size < len(samples):  # BatchNorm has no statistics of one sample
+            size += 1
+        self.loader = DataLoader(Subset(dataset, samples.tolist()), size, **options)
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        with seeded(self.seed):
+            batches = iter(self.loader)  # it draws a seed for workers
+        for number in range(len(self)):
+            with seeded(seeds.derive(self.seed, number)):
+                batch = next(batches)
+            yield batch
+
+
+class Judge:
+    """What the mean of the twins is shown, by a `step` that runs a module on a batch as in training."""
+
+    def __init__(
+        self, dataset: Dataset[Any], bootstrap: Bootstrap, batch_size: int, seed: int, options: Mapping[str, Any]
+    ) -> None:
+        self.dataset, self.bootstrap, self.batch_size, self.seed = dataset, bootstrap, batch_size, seed
+        self.options = {k: v for k, v in options.items() if k in ("collate_fn", "num_workers", "pin_memory")}
+
+    def batches(self, samples: Tensor) -> Batches:
+        seed = seeds.derive(self.seed, "judge")
+        return Batches(self.dataset, samples, self.batch_size, seed, self.options)
+
+    def unseen_loss(self, module: nn.Module, step: Step) -> float:
+        """The mean loss of the samples that no twin saw."""
+        module.eval()
+        total, samples = 0.0, 0
+        for number, batch in enumerate(self.batches(self.bootstrap.unseen)):
+            loss, size = step(module, batch, number)
+            total, samples = total + loss * size, samples + size
+        return total / samples
+
+    def give_statistics(self, module: nn.Module, step: Step, device: torch.device, at_most: int | None) -> None:
+        """BatchNorm statistics of a module's own, from all samples that some twin sees or from at most so many."""
+        if not any(isinstance(layer, nn.modules.batchnorm._NormBase) for layer in module.modules()):
+            return
+        module.train()
+        layers = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.training]
+        momenta = [layer.momentum for layer in layers]
+        for layer in layers:
+            layer.reset_running_stats()
+            layer.momentum = None  # a mean over all batches
+        # In random order: a batch of one class, as in a sorted dataset, would have too small a variance.
+        seen = self.bootstrap.seen
+        order = torch.randperm(len(seen), generator=torch.Generator().manual_seed(seeds.derive(self.seed, "seen")))
+        with own_randomness(device, self.seed, "statistics"):
+            for number, batch in enumerate(self.batches(seen[order[:at_most]])):
+                step(module, batch, number)
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+        module.eval()
