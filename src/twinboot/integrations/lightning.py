@@ -1,0 +1,335 @@
+"""Twin-Boot with Lightning's own `Trainer`, around a LightningModule that stays as it is.
+
+    from lightning.pytorch import Trainer
+    from twinboot.integrations.lightning import TwinModule
+
+    twins = TwinModule(Net(), dataset)
+    Trainer(max_epochs=10).fit(twins)
+    estimate = twins.estimate()
+
+How the lines of Algorithm 1 (`twinboot.twins`) fit into Lightning's loop, for each pair of batches:
+
+    on_train_batch_start   line 13: a reset, if one was due after the epoch before
+    training_step          lines 6, 7: the noise comes; your `training_step`, with each twin's weights on its own batch
+    backward               line 8: gradients, and the noise goes again, whatever happens
+    optimizer_step         line 9; line 10: sigma
+
+A reset waits for the next epoch's first batch, so that what is validated and saved is the mean that was trained, not
+one that a reset has just moved.
+
+Your module keeps its hooks, metrics, optimizers and schedulers, and its names in the logs: what it logs in
+`training_step` is the mean over the twins. Validation, test and prediction see the mean of the twins, with BatchNorm
+statistics of its own; where there are no validation data, the samples that no twin saw take their place. The logs also
+have "sigma" (root mean square over all weights), "sigma/GROUP" after each epoch, and with each validation
+"unseen_loss": the loss of `training_step` for the mean of the twins, on the samples that no twin saw.
+
+A checkpoint has the mean under `state_dict`, so that `Net.load_from_checkpoint(path)` gives the mean model, and all
+that a run needs to go on, bit for bit, beside it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+try:
+    import lightning.pytorch as pl
+    from lightning.pytorch.utilities.model_helpers import is_overridden
+
+    from .wrapper import Loss, Wrapper
+except ImportError as error:
+    raise ImportError("TwinModule needs Lightning 2.4 or newer: pip install 'twinboot[lightning]'.") from error
+
+from .. import ranks, resets
+from ..bootstrap import Bootstrap
+from ..estimate import Estimate
+from ..groups import Grouping
+from ..loader import PairedLoader, require_map_style
+from ..randomness import own_randomness
+from ..replicate import replicate
+from ..training import ENOUGH
+from ..twins import Twins, require_mode
+from .judging import Judge
+from .lending import lend
+
+
+class TwinModule(Wrapper):
+    """A LightningModule that trains twins of another one, with any `Trainer`, and shows it the mean of them.
+
+    Args:
+        module: your own, as you would give it to the Trainer. It is copied, and itself stays as it is.
+        dataset: the training data, map-style. Give the Trainer no training data: each twin has its own sample of these.
+        batch_size: samples per twin and batch, in each process.
+        groups: which weights share one sigma, as in `Twins`.
+        reset: after which epochs the twins are reset; by default after each, as in the paper.
+        mode: how: `"sample"` as in the paper, `"mean"` or `"centered"`.
+        resample: `"draws"`, or `"counts"` together with a `loss`.
+        loss: a function of (module, batch) with one value for each sample, in the place of `training_step`.
+        bootstrap: who sees which sample, if not the default; it also says how many twins there are.
+        seed: of the bootstrap, the order, all noise, and what the module itself draws in training, such as dropout.
+        options: of `PairedLoader`, such as `{"num_workers": 2}`.
+
+    `module` is then a copy of yours that has the weights of the twin whose turn it is, and after training those of the
+    mean; `twins`, `bootstrap` are what they are elsewhere. Gradients are clipped for each twin by itself. One process
+    or `strategy="ddp"`; optimization must be automatic.
+
+    >>> class Line(pl.LightningModule):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.layer = torch.nn.Linear(1, 1)
+    ...     def training_step(self, batch, batch_idx):
+    ...         x, y = batch
+    ...         return (self.layer(x) - y).square().mean()
+    ...     def configure_optimizers(self):
+    ...         return torch.optim.Adam(self.parameters(), lr=0.1)
+    >>> x = torch.linspace(-1, 1, 100)[:, None]
+    >>> twins = TwinModule(Line(), torch.utils.data.TensorDataset(x, 2 * x), batch_size=10)
+    >>> quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    >>> pl.Trainer(max_epochs=10, accelerator="cpu", enable_checkpointing=False, **quiet).fit(twins)
+    >>> abs(twins.estimate().module.layer.weight.item() - 2) < 0.3
+    True
+    """
+
+    def __init__(
+        self,
+        module: pl.LightningModule,
+        dataset: Dataset[Any],
+        *,
+        batch_size: int = 64,
+        groups: str | Grouping = "layer",
+        reset: Callable[[int], bool] | None = None,
+        mode: Literal["sample", "mean", "centered"] = "sample",
+        resample: Literal["draws", "counts"] = "draws",
+        loss: Loss | None = None,
+        bootstrap: Bootstrap | None = None,
+        seed: int = 0,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        require_mode(mode)
+        require_map_style(dataset)
+        _check(module, resample, loss)
+        own: Any = replicate(module)[0]
+        if is_overridden("configure_model", own):
+            own.configure_model()
+        bootstrap = bootstrap or Bootstrap(len(dataset), seed=seed)  # type: ignore[arg-type]
+        super().__init__(own, Twins(own, bootstrap.replicas, groups, seed), loss)
+        self.bootstrap, self.seed, self.mode, self.due = bootstrap, seed, mode, reset or resets.every(1)
+        self._made = partial(Pairs, dataset, bootstrap, batch_size, resample, seed=seed, **(options or {}))
+        self.pairs = self._made()
+        self._place: dict[str, Any] | None = None  # in the epochs, from a checkpoint
+        self._judge = Judge(dataset, bootstrap, batch_size, seed, options or {})
+        self._noise = ExitStack()
+        self._mean: list[Estimate] = []  # of the twins as they are, once asked for; in a list, so as to be no submodule
+        self._outputs: list[Any] = []
+
+    def estimate(self) -> Estimate:
+        """What you keep and ship: the mean of the twins and sigma, with BatchNorm statistics from all that they saw."""
+        estimate = self.twins.estimate()
+        self._give_statistics(estimate)
+        return estimate
+
+    def restore(self, path: str | os.PathLike[str]) -> Self:
+        """Take the twins from a checkpoint, for `estimate()`; to go on with a run, give `fit` its `ckpt_path`."""
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        self.on_load_checkpoint(checkpoint)
+        self.load_state_dict(checkpoint["state_dict"])
+        return self
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The mean model."""
+        self._lend_mean()
+        return self.module(*args, **kwargs)
+
+    # Training
+
+    def configure_callbacks(self) -> Any:
+        own = self.module.configure_callbacks()
+        return [*(own if isinstance(own, (list, tuple)) else [own]), _Quiet()]
+
+    def train_dataloader(self) -> PairedLoader:
+        if self.pairs.share != ranks.share():  # the processes that train together have found each other since
+            self.pairs = self._made()
+        if self._place is not None:
+            self.pairs.load_state_dict(self._place)
+            self._place = None
+        return self.pairs
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        if self.trainer.train_dataloader is not self.pairs:
+            raise TypeError(
+                "the Trainer has training data of its own, but each twin has its own sample of TwinModule's dataset: "
+                "give fit() validation data only, as val_dataloaders."
+            )
+        if self.pairs.step == 1 and self.pairs.epoch > 1 and self.due(self.pairs.epoch - 1):
+            self._mean.clear()
+            self.twins.reset(self.mode)
+        stop = False
+        if is_overridden("on_train_batch_start", self.module):
+            stop = -1 in [self.module.on_train_batch_start(part, batch_idx) for part in self.each_twin(batch)]
+        self.pairs.over = stop or self.pairs.step >= self.trainer.num_training_batches
+        return -1 if stop else None
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+        weighted = self.pairs.resample == "counts"
+        drawn = own_randomness(self.device, self.seed, self.pairs.epoch, self.pairs.step, *ranks.own())
+        with self.logging_means(), ExitStack() as noise:
+            noise.enter_context(self.twins.sampled())
+            with drawn:
+                self._outputs = [self.step(self.module, part, batch_idx, weighted) for part in self.each_twin(batch)]
+            if None in self._outputs:
+                return None
+            self._noise = noise.pop_all()  # it stays until `backward`
+        loss: Tensor = sum(output["loss"] for output in self._outputs)
+        self._outputs = [{**output, "loss": output["loss"].detach()} for output in self._outputs]
+        return loss
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        with self._noise:
+            self.module.backward(loss, *args, **kwargs)
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        self.module.optimizer_step(*args, **kwargs)
+        self._mean.clear()
+        self.twins.update()
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if is_overridden("on_train_batch_end", self.module):
+            for output, part in zip(self._outputs, self.each_twin(batch), strict=True):
+                self.module.on_train_batch_end(output, part, batch_idx)
+        partition = self.twins.partition
+        share = partition.sizes / partition.sizes.sum()
+        self.log("sigma", (share * partition.sigma.square()).sum().sqrt(), prog_bar=True, batch_size=1)
+
+    def on_train_epoch_end(self) -> None:
+        self.module.on_train_epoch_end()
+        sigma = {f"sigma/{group}": values.square().mean().sqrt() for group, values in self.twins.sigma.items()}
+        self.log_dict(sigma, sync_dist=True)
+
+    def on_fit_end(self) -> None:
+        self._lend_mean()
+        self.module.on_fit_end()
+
+    # Validation, test and prediction: on the mean
+
+    def val_dataloader(self) -> Any:
+        if is_overridden("val_dataloader", self.module):
+            return self.module.val_dataloader()
+        return self._judge.batches(self.bootstrap.unseen) if len(self.bootstrap.unseen) else []
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        """Only here where the user's module has none: then there is the unseen loss alone."""
+
+    def on_validation_model_eval(self) -> None:
+        self._lend_mean()
+        self.module.on_validation_model_eval()
+
+    def on_test_model_eval(self) -> None:
+        self._lend_mean()
+        self.module.on_test_model_eval()
+
+    def on_predict_model_eval(self) -> None:
+        self._lend_mean()
+        self.module.on_predict_model_eval()
+
+    def on_validation_epoch_end(self) -> None:
+        self.module.on_validation_epoch_end()
+        if len(self.bootstrap.unseen) and not self.trainer.sanity_checking:
+            mean = self._known_mean().module
+            with self.shown(mean) as step:
+                unseen = self._judge.unseen_loss(mean, step)
+            self.log("unseen_loss", unseen, prog_bar=True, sync_dist=True, batch_size=1)
+
+    def on_validation_end(self) -> None:
+        self.module.on_validation_end()
+        lend(self.module, self.twins[0])
+
+    # Checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["twins"] = checkpoint["state_dict"]
+        checkpoint["pairs"] = self.pairs.state_dict()
+        checkpoint["state_dict"] = self._known_mean().module.state_dict()
+        self.module.on_save_checkpoint(checkpoint)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if "twins" not in checkpoint:
+            raise ValueError(
+                "this is no checkpoint of a TwinModule: to start from a single model, load it before TwinModule(...)."
+            )
+        self.module.on_load_checkpoint(checkpoint)
+        checkpoint["state_dict"] = checkpoint["twins"]
+        self._place = checkpoint["pairs"]
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        self._mean.clear()
+        return super().load_state_dict(state_dict, strict, assign)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        self._mean.clear()
+        return super()._apply(fn, recurse)
+
+    # The mean of the twins as they are
+
+    def _known_mean(self) -> Estimate:
+        if not self._mean:
+            with torch.inference_mode(False):  # which Lightning validates in, and which the mean outlives
+                estimate = self.twins.estimate()
+                self._give_statistics(estimate, ENOUGH)
+            self._mean.append(estimate)
+        return self._mean[0]
+
+    def _lend_mean(self) -> None:
+        lend(self.module, self._known_mean().module)
+
+    def _give_statistics(self, estimate: Estimate, at_most: int | None = None) -> None:
+        with self.shown(estimate.module) as step:
+            self._judge.give_statistics(estimate.module, step, self.device, at_most)
+
+
+class Pairs(PairedLoader):
+    """An epoch is over when it had as many batches as Lightning takes of it (which does not ask for one more), and not
+    when Lightning says so: resumed after an epoch, it may count the first batch of the next one as another of that."""
+
+    over = False
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        self._begun = self._begun and self.over
+        return super().__iter__()
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        return {**state, "epoch": self.epoch + 1, "step": 0} if self._begun and self.over else state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.over = False
+
+
+class _Quiet(pl.Callback):
+    """Takes the noise away where an error or an interruption comes between a step and its backward pass."""
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        if isinstance(pl_module, TwinModule):
+            pl_module._noise.close()
+
+
+def _check(module: Any, resample: str, loss: Loss | None) -> None:
+    if not isinstance(module, pl.LightningModule):
+        raise TypeError(
+            f"module must be a LightningModule of the package lightning, not {type(module).__name__} of "
+            f"{type(module).__module__}: for other models there are Twins and fit."
+        )
+    if not module.automatic_optimization:
+        raise TypeError("the module optimizes by hand, so that noise could not come and go at the right time.")
+    if resample == "counts" and loss is None:
+        raise ValueError(
+            'resample="counts" weights each sample, but a training_step gives one loss for a batch: use "draws", or '
+            "give loss=, a function of (module, batch) with one value for each sample."
+        )

@@ -1,0 +1,522 @@
+"""Lightning's own Trainer trains twins as the plain loop does, bit for bit, and sees noise nowhere but in training."""
+
+import copy
+import importlib
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins.environments import TorchElasticEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+from loops import assert_same_bits, classes, mlp, snapshot
+from processes import together
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torchmetrics.classification import MulticlassAccuracy
+
+from twinboot import Bootstrap, PairedLoader, Twins, resets
+from twinboot.integrations.lightning import TwinModule
+
+DATA = classes(64)  # of each twin seven batches of ten an epoch, the last one smaller
+
+
+class Net(pl.LightningModule):
+    """What anyone would write, without a thought of twins."""
+
+    def __init__(self, rate: float = 0.01, dropout: float = 0.0, norm: bool = False) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        first, activation, last = mlp()
+        self.net = nn.Sequential(first, nn.BatchNorm1d(8) if norm else activation, nn.Dropout(dropout), last)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        loss = F.cross_entropy(self(x), y)
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.log("val_loss", F.cross_entropy(self(x), y))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=self.hparams.rate)
+
+
+def trainer(**options: Any) -> pl.Trainer:
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    return pl.Trainer(**{"accelerator": "cpu", "enable_model_summary": False, **quiet, **options})
+
+
+def fitted(module: pl.LightningModule | None = None, options: Any = None, **of_trainer: Any) -> TwinModule:
+    found = TwinModule(module or Net(), DATA, **{"batch_size": 10, **(options or {})})
+    trainer(**{"max_epochs": 3, **of_trainer}).fit(found)
+    return found
+
+
+def by_hand(
+    epochs: int = 3,
+    *,
+    mode: Any = "sample",
+    every: int = 1,
+    clip: float | None = None,
+    accumulate: int = 1,
+    amp: bool = False,
+    steps: int | None = None,
+) -> Twins:
+    """The README's loop; a reset belongs to the epoch that it begins."""
+    loader, twins = PairedLoader(DATA, Bootstrap(64), 10), Twins(Net())
+    optimizer, due, done = torch.optim.Adam(twins.parameters(), lr=0.01), resets.every(every), 0
+    for epoch in range(1, epochs + 1):
+        if epoch > 1 and due(epoch - 1):
+            twins.reset(mode)
+        for step, pair in enumerate(loader, start=1):
+            with twins.sampled():
+                for twin, (x, y) in zip(twins, pair, strict=True):
+                    with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+                        loss = F.cross_entropy(twin(x), y)
+                    (loss / accumulate).backward()
+            if step % accumulate and step < len(loader):
+                continue
+            for twin in twins:
+                if clip is not None:
+                    nn.utils.clip_grad_norm_(twin.parameters(), clip)
+            optimizer.step()
+            optimizer.zero_grad()
+            twins.update()
+            done += 1
+            if done == steps:
+                return twins
+    return twins
+
+
+@pytest.mark.parametrize("mode", ["sample", "mean", "centered"])
+def test_a_run_is_the_plain_loop_bit_for_bit(mode: Any) -> None:
+    found = fitted(options={"mode": mode, "reset": resets.every(2)}, max_epochs=4, val_check_interval=3)
+    assert_same_bits(snapshot(found.twins), snapshot(by_hand(4, mode=mode, every=2)))
+
+
+@pytest.mark.parametrize(
+    ("of_trainer", "of_loop"),
+    [
+        ({"gradient_clip_val": 0.1}, {"clip": 0.1}),
+        ({"accumulate_grad_batches": 3}, {"accumulate": 3}),
+        ({"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}, {"accumulate": 2, "clip": 0.1}),
+        ({"precision": "bf16-mixed"}, {"amp": True}),
+        ({"max_epochs": -1, "max_steps": 10}, {"steps": 10}),
+    ],
+)
+def test_options_of_the_trainer_do_what_the_plain_loop_does_with_each_twin(of_trainer: Any, of_loop: Any) -> None:
+    assert_same_bits(snapshot(fitted(**of_trainer).twins), snapshot(by_hand(**of_loop)))
+    assert any((a != b).any() for a, b in zip(by_hand(**of_loop).parameters(), by_hand().parameters(), strict=True))
+
+
+class Looking(Net):
+    """It notes the weights with which it validates."""
+
+    seen: list[list[Tensor]]
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.seen = []
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.seen.append([p.detach().clone() for p in self.parameters()])
+        super().validation_step(batch, batch_idx)
+
+
+def test_validation_and_checkpoints_have_the_mean_and_resets_come_after_them(tmp_path: Path) -> None:
+    saving = ModelCheckpoint(tmp_path, save_top_k=-1, every_n_epochs=1, save_on_train_epoch_end=True)
+    found = fitted(Looking(), enable_checkpointing=True, callbacks=[saving], num_sanity_val_steps=0)
+    for epoch in (1, 2, 3):
+        twins = by_hand(epoch)
+        mean = twins.estimate().module
+        assert_same_bits(found.module.seen[epoch - 1], list(mean.parameters()))
+        [path] = tmp_path.glob(f"epoch={epoch - 1}-*.ckpt")
+        saved = torch.load(path, weights_only=True)
+        assert_same_bits(dict(saved["state_dict"]), snapshot(mean))
+        assert_same_bits(dict(saved["twins"]), snapshot(twins))
+        assert_same_bits(snapshot(Net.load_from_checkpoint(path)), snapshot(mean))  # your own class, your own names
+        restored = TwinModule(Net(), DATA, batch_size=10).restore(path).estimate()
+        assert_same_bits(snapshot(restored), snapshot(twins.estimate()))
+    assert_same_bits(snapshot(found.module), snapshot(mean))  # and so has the module in the end
+
+
+def test_a_checkpoint_in_mid_epoch_has_no_noise(tmp_path: Path) -> None:
+    saving = ModelCheckpoint(tmp_path, save_top_k=-1, every_n_train_steps=5)
+    fitted(enable_checkpointing=True, callbacks=[saving])
+    for steps in (5, 10, 15, 20):
+        [path] = tmp_path.glob(f"*-step={steps}.ckpt")
+        saved = torch.load(path, weights_only=True)
+        assert_same_bits(dict(saved["twins"]), snapshot(by_hand(steps=steps)))
+        assert_same_bits(dict(saved["state_dict"]), snapshot(by_hand(steps=steps).estimate().module))
+
+
+class Drawing(Net):
+    """It draws numbers itself and has a scheduler with a state."""
+
+    def __init__(self) -> None:
+        super().__init__(dropout=0.5, norm=True)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+RESUMED = [  # when checkpoints come, whether there is validation, and how the run ends
+    ({"every_n_train_steps": 4}, {"max_epochs": 3}),
+    ({"every_n_train_steps": 4}, {"max_epochs": -1, "max_steps": 19, "limit_val_batches": 0}),
+    ({"every_n_train_steps": 7}, {"max_epochs": 3}),  # at the end of each epoch
+    ({"save_on_train_epoch_end": True, "every_n_epochs": 1}, {"max_epochs": 3}),
+    (
+        {"save_on_train_epoch_end": True, "every_n_epochs": 1},
+        {"max_epochs": -1, "max_steps": 19, "limit_val_batches": 0},
+    ),
+    ({"save_on_train_epoch_end": False, "every_n_epochs": 1}, {"max_epochs": 3}),  # at the end of validation
+]
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")  # two runs side by side
+@pytest.mark.parametrize(("saving", "limits"), RESUMED)
+def test_a_run_resumed_from_a_checkpoint_equals_the_uninterrupted_one(saving: Any, limits: Any, tmp_path: Path) -> None:
+    callback = ModelCheckpoint(tmp_path / "whole", save_top_k=-1, **saving)
+    whole = fitted(Drawing(), enable_checkpointing=True, callbacks=[callback], **limits)
+    for path in sorted((tmp_path / "whole").glob("*.ckpt"))[:2]:
+        torch.manual_seed(7)  # whatever the global generators say
+        resumed = TwinModule(Drawing(), DATA, batch_size=10)
+        again = ModelCheckpoint(tmp_path / path.stem, save_top_k=-1, **saving)
+        trainer(enable_checkpointing=True, callbacks=[again], **limits).fit(resumed, ckpt_path=path)
+        assert_same_bits(snapshot(resumed.twins), snapshot(whole.twins))
+        assert resumed.pairs.state_dict() == whole.pairs.state_dict()
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_a_run_stopped_by_max_steps_in_mid_epoch_goes_on(tmp_path: Path) -> None:
+    limits = {"max_epochs": -1, "enable_checkpointing": True}
+    fitted(Drawing(), max_steps=10, callbacks=[ModelCheckpoint(tmp_path, save_last=True)], **limits)
+    resumed = TwinModule(Drawing(), DATA, batch_size=10)
+    again = ModelCheckpoint(tmp_path / "again", save_last=True)
+    trainer(max_steps=25, callbacks=[again], **limits).fit(resumed, ckpt_path=tmp_path / "last.ckpt")
+    whole = fitted(Drawing(), max_epochs=-1, max_steps=25)
+    assert_same_bits(snapshot(resumed.twins), snapshot(whole.twins))
+
+
+def test_early_stopping_and_the_best_checkpoint_go_by_what_no_twin_saw(tmp_path: Path) -> None:
+    stopping = EarlyStopping("unseen_loss", patience=2)
+    saving = ModelCheckpoint(tmp_path, monitor="val_loss")  # of the user's own step, on the same samples
+    run = trainer(max_epochs=100, enable_checkpointing=True, callbacks=[stopping, saving])
+    found = TwinModule(Net(rate=0.1), DATA, batch_size=10)
+    run.fit(found)
+    assert run.current_epoch < 100
+    best = TwinModule(Net(), DATA, batch_size=10).restore(saving.best_model_path)
+    x, y = DATA[found.bootstrap.unseen]
+    loss = F.cross_entropy(best.estimate()(x), y)
+    torch.testing.assert_close(loss, saving.best_model_score)
+    torch.testing.assert_close(loss, stopping.best_score.float())
+
+
+def test_sigma_and_the_unseen_loss_are_in_the_logger_and_in_the_progress_bar(tmp_path: Path) -> None:
+    logger = CSVLogger(tmp_path)
+    run = trainer(max_epochs=2, logger=logger, log_every_n_steps=1)
+    run.fit(TwinModule(Net(), DATA, batch_size=10))
+    assert {"sigma", "unseen_loss"} <= run.progress_bar_metrics.keys()
+    header, *rows = (Path(logger.log_dir) / "metrics.csv").read_text().splitlines()
+    assert {"sigma", "sigma/net.0", "sigma/net.3", "unseen_loss", "train_loss", "val_loss"} <= set(header.split(","))
+    assert len(rows) >= 14
+    assert Path(logger.log_dir, "hparams.yaml").read_text().startswith("dropout: 0.0")  # the user's own
+
+
+class Counting(Net):
+    """It logs and counts in all ways, and notes what its hooks are told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.accuracy = MulticlassAccuracy(3, average="micro")
+        self.told: list[Any] = []
+        self.sizes: list[int] = []
+
+    def on_train_epoch_start(self) -> None:
+        self.told.append(("epoch", self.current_epoch))
+        self.factor = 1 + self.current_epoch
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.told.append(len(batch))
+
+    def training_step(self, batch: Any) -> Any:
+        x, y = batch
+        self.sizes.append(len(x))
+        loss = F.cross_entropy(self(x), y)
+        self.accuracy(self(x), y)
+        self.log("accuracy", self.accuracy, on_step=False, on_epoch=True)
+        self.log_dict({"own": loss, "count": len(self.sizes)}, on_step=True, on_epoch=False)
+        return {"loss": loss * self.factor, "plain": loss.item()}
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.told.append((outputs["plain"], self.trainer.callback_metrics.get("own")))
+
+    def on_train_epoch_end(self) -> None:
+        self.updates = self.accuracy.update_count
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return [batch[0] + 0, batch[1]]
+
+
+def test_the_module_is_one_as_it_was_written_and_what_it_logs_is_the_mean_of_the_twins() -> None:
+    given = Counting()
+    before = snapshot(given)
+    run = trainer(max_epochs=1, limit_train_batches=2)
+    run.fit(found := TwinModule(given, DATA, batch_size=10))
+    assert found.module.told[0] == ("epoch", 0)
+    assert found.module.sizes == [10] * 4  # not those of validation, or of a look at the unseen ones
+    assert [told for told in found.module.told if isinstance(told, int)] == [2] * 4  # a batch is x and y
+    first, second = (told[0] for told in found.module.told[-2:])
+    assert first != second
+    assert run.callback_metrics["own"] == pytest.approx((first + second) / 2)
+    assert run.callback_metrics["count"] == 3.5
+    assert found.module.updates == 4  # over both twins
+    assert 0 < run.callback_metrics["accuracy"] < 1
+    assert not given.told
+    assert_same_bits(snapshot(given), before)
+
+
+class Grouped(Net):
+    """Two groups of parameters, an optimizer with a state from the start, a scheduler that waits for a metric."""
+
+    def configure_optimizers(self) -> Any:
+        slow, fast = {"params": self.net[0].parameters(), "lr": 0.0}, {"params": self.net[3].parameters()}
+        optimizer = torch.optim.Adagrad([slow, fast], lr=0.1)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=0, threshold=10.0)
+        return [optimizer], [{"scheduler": scheduler, "monitor": "unseen_loss"}]
+
+
+def test_optimizers_and_schedulers_are_the_users_own_for_all_twins() -> None:
+    run = trainer(max_epochs=3)
+    run.fit(found := TwinModule(Grouped(), DATA, batch_size=10, mode="mean", bootstrap=Bootstrap(64, replicas=3)))
+    [optimizer] = run.optimizers
+    assert [len(group["params"]) for group in optimizer.param_groups] == [6, 6]
+    assert optimizer.param_groups[1]["lr"] == pytest.approx(0.0001)  # three epochs, of which none was good enough
+    start = Net()
+    for twin in found.twins:
+        assert_same_bits(twin.net[0].weight.detach(), start.net[0].weight.detach())
+        assert (twin.net[3].weight != start.net[3].weight).any()
+
+
+def test_the_mean_has_batchnorm_statistics_of_its_own() -> None:
+    found = fitted(Looking(norm=True), max_epochs=2)
+    estimate, seen = found.estimate(), DATA[found.bootstrap.seen][0]
+    assert not estimate.module.training
+    inputs = estimate.module.net[0](seen)
+    torch.testing.assert_close(estimate.module.net[1].running_mean, inputs.mean(0), rtol=0.2, atol=0.02)
+    for twin in found.twins:
+        assert (estimate.module.net[1].running_mean - twin.net[1].running_mean).abs().max() > 0.02
+    assert_same_bits(found.module.net[1].running_mean, found._known_mean().module.net[1].running_mean)
+    before = torch.get_rng_state()
+    assert_same_bits(snapshot(found.estimate()), snapshot(estimate))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class Predicting(Net):
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.log("test_loss", F.cross_entropy(self(x), y))
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self(batch[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+def test_test_and_prediction_are_those_of_the_mean() -> None:
+    found = fitted(Predicting(), max_epochs=1)
+    (x, y), mean, run = DATA[:], found.twins.estimate(), trainer()
+    [scores] = run.test(found, DataLoader(DATA, 64), verbose=False)
+    assert scores["test_loss"] == pytest.approx(F.cross_entropy(mean(x), y).item())
+    assert_same_bits(run.predict(found, DataLoader(DATA, 64))[0], mean(x).detach())
+    assert_same_bits(found(x).detach(), mean(x).detach())
+    assert len(run.validate(found, verbose=False)) == 1
+    assert_same_bits(snapshot(found.twins), snapshot(by_hand(1)))
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+def test_validation_data_of_ones_own_take_the_place_of_the_unseen_samples() -> None:
+    run = trainer(max_epochs=1)
+    run.fit(found := TwinModule(Net(), DATA, batch_size=10), val_dataloaders=DataLoader(classes(30, seed=5), 30))
+    x, y = classes(30, seed=5)[:]
+    assert run.callback_metrics["val_loss"] == pytest.approx(F.cross_entropy(found.estimate()(x), y).item())
+    x, y = DATA[found.bootstrap.unseen]
+    assert run.callback_metrics["unseen_loss"] == pytest.approx(F.cross_entropy(found.estimate()(x), y).item())
+
+
+class Failing(Net):
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+
+    def fail(self, here: str) -> None:
+        if here == self.where and self.global_step == 3:
+            raise KeyError(here)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.fail("training_step")
+        return super().training_step(batch, batch_idx)
+
+    def on_before_backward(self, loss: Tensor) -> None:
+        self.fail("on_before_backward")
+
+    def backward(self, loss: Tensor) -> None:
+        super().backward(loss)
+        self.fail("backward")
+
+
+@pytest.mark.filterwarnings("ignore:.*ckpt_path")  # Lightning looks for a checkpoint of this callback to go on from
+@pytest.mark.parametrize("where", ["training_step", "on_before_backward", "backward"])
+def test_an_error_anywhere_in_a_step_leaves_no_noise_nor_does_a_checkpoint_of_that_moment(
+    where: str, tmp_path: Path
+) -> None:
+    found = TwinModule(Failing(where), DATA, batch_size=10)
+    with pytest.raises(KeyError, match=where):
+        trainer(max_epochs=1, enable_checkpointing=True, callbacks=[OnExceptionCheckpoint(tmp_path)]).fit(found)
+    saved = torch.load(tmp_path / "on_exception.ckpt", weights_only=True)
+    assert_same_bits(dict(saved["state_dict"]), snapshot(by_hand(steps=3).estimate().module))
+    assert_same_bits(
+        [p.detach() for p in found.twins.parameters()], [p.detach() for p in by_hand(steps=3).parameters()]
+    )
+    assert not found.twins._inside
+
+
+class Skipping(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None if batch_idx == 1 else super().training_step(batch, batch_idx)
+
+
+@pytest.mark.filterwarnings("ignore:.*returned `None`")
+def test_a_step_that_is_left_out_leaves_no_noise() -> None:
+    found = fitted(Skipping(), max_epochs=1)
+    assert not found.twins._inside
+    assert all(sigma > 0 for sigma in found.twins.sigma.values())
+
+
+def test_counts_need_a_loss_of_each_sample_and_then_weigh_it() -> None:
+    with pytest.raises(ValueError, match=r'^resample="counts" weights each sample, but a training_step gives one loss'):
+        TwinModule(Net(), DATA, resample="counts")
+
+    def each(module: Any, batch: Any) -> Tensor:
+        x, y = batch
+        return F.cross_entropy(module(x), y, reduction="none")
+
+    found = fitted(options={"resample": "counts", "loss": each}, max_epochs=1)
+    loader, twins = PairedLoader(DATA, Bootstrap(64), 10, "counts"), Twins(Net())
+    optimizer = torch.optim.Adam(twins.parameters(), lr=0.01)
+    for pair in loader:
+        with twins.sampled():
+            for twin, (x, y, weight) in zip(twins, pair, strict=True):
+                (weight * F.cross_entropy(twin(x), y, reduction="none")).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        twins.update()
+    assert_same_bits(snapshot(found.twins), snapshot(twins))
+
+
+class Late(Net):
+    def setup(self, stage: str) -> None:
+        self.more = nn.Linear(1, 1)
+
+
+class ByHand(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class Newton(Net):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+def test_mistakes_get_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"^module must be a LightningModule of the package lightning, not Sequential"):
+        TwinModule(mlp(), DATA)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^the module optimizes by hand"):
+        TwinModule(ByHand(), DATA)
+    with pytest.raises(ValueError, match=r"^unknown reset mode 'none'"):
+        TwinModule(Net(), DATA, mode="none")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^'more.weight' was made in setup\(\)"):
+        fitted(Late())
+    with pytest.raises(TypeError, match=r"which LBFGS is not made for"):
+        fitted(Newton())
+    with pytest.raises(TypeError, match=r"^the Trainer has training data of its own"):
+        trainer(max_epochs=1).fit(TwinModule(Net(), DATA), DataLoader(DATA, 10))
+    run = trainer(max_epochs=1)
+    run.fit(Net(), DataLoader(DATA, 10), DataLoader(DATA, 10))
+    run.save_checkpoint(tmp_path / "single.ckpt")
+    with pytest.raises(ValueError, match=r"^this is no checkpoint of a TwinModule"):
+        TwinModule(Net(), DATA).restore(tmp_path / "single.ckpt")
+
+
+def two_ranks(folder: str) -> Any:
+    saving = {"save_top_k": -1, "every_n_train_steps": 4}
+    options = {"devices": 2, "max_epochs": 2, "enable_checkpointing": True, "use_distributed_sampler": False}
+
+    def fit(name: str, path: Path | None = None) -> tuple[TwinModule, pl.Trainer]:
+        strategy = DDPStrategy(cluster_environment=TorchElasticEnvironment())
+        run = trainer(strategy=strategy, callbacks=[ModelCheckpoint(Path(folder) / name, **saving)], **options)
+        run.fit(found := TwinModule(Net(norm=True, dropout=0.2), DATA, batch_size=5), ckpt_path=path)
+        return found, run
+
+    whole, run = fit("whole")
+    warnings.filterwarnings("ignore", "The dirpath has changed")
+    [path] = Path(folder, "whole").glob("*-step=4.ckpt")
+    resumed, _ = fit("again", path)
+    metrics = {name: value.item() for name, value in run.callback_metrics.items()}
+    return [snapshot(whole.twins), snapshot(whole.module), snapshot(resumed.module), run.global_step, metrics]
+
+
+def test_two_processes_train_the_same_twins_and_can_be_resumed(tmp_path: Path) -> None:
+    first, second = together(two_ranks, str(tmp_path))
+    weights = {name: t for name, t in first[0].items() if ".net.1." not in name}  # BatchNorm: of each one's own batches
+    assert_same_bits(weights, {name: second[0][name] for name in weights})
+    assert_same_bits(first[1], second[1])  # the mean, with its own statistics
+    assert_same_bits(first[2], first[1])
+    assert first[3] == second[3] == 14  # they share an epoch of batches of ten
+    assert first[4]["unseen_loss"] == second[4]["unseen_loss"]
+
+
+def test_without_lightning_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
+    monkeypatch.delitem(sys.modules, "twinboot.integrations.lightning")
+    with pytest.raises(ImportError, match=r"pip install 'twinboot\[lightning\]'\.$"):
+        importlib.import_module("twinboot.integrations.lightning")
+
+
+def continued() -> Twins:
+    """A second `fit` has a new optimizer, and goes on with the epochs."""
+    found = fitted(max_epochs=1)
+    trainer(max_epochs=1).fit(found)
+    return found.twins
+
+
+def test_a_copy_of_the_wrapper_is_whole_and_its_own() -> None:
+    found = fitted(max_epochs=1)
+    other = copy.deepcopy(found)
+    assert_same_bits(snapshot(other.twins), snapshot(found.twins))
+    assert {id(p) for p in other.parameters()}.isdisjoint(map(id, found.parameters()))
+    trainer(max_epochs=1).fit(other)
+    assert_same_bits(snapshot(found.twins), snapshot(by_hand(1)))
+    assert_same_bits(snapshot(other.twins), snapshot(continued()))
+
+
+def test_the_package_itself_does_not_load_lightning() -> None:
+    code = "import sys, twinboot; print([m for m in sys.modules if m.split('.')[0] in ('lightning', 'torchmetrics')])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
