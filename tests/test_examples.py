@@ -96,3 +96,16 @@ def test_an_adapter_for_hugging_face_learns_on_a_backbone_that_is_held_once_and_
     assert one < held < 0.7 * two
     assert again is not None
     assert float(again[1]) < 1e-5
+
+
+def test_lightning_trains_twins_of_a_module_and_stops_by_what_no_twin_saw() -> None:
+    pytest.importorskip("lightning", reason="the example needs the extra lightning")
+    example = [sys.executable, str(EXAMPLES / "lightning_digits.py")]
+    said = subprocess.run(example, capture_output=True, text=True, check=True)
+    found = re.search(r"unseen loss (0\.\d+), sigma (0\.\d+)\naccuracy (0\.\d+), NLL (0\.\d+)", said.stdout)
+    assert found is not None
+    unseen, sigma, accuracy, nll = map(float, found.groups())
+    assert unseen < 0.4
+    assert sigma > 0
+    assert accuracy > 0.88
+    assert nll < 0.4

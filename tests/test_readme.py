@@ -42,7 +42,7 @@ def test_both_sides_of_the_diff_run() -> None:
 @pytest.mark.filterwarnings("ignore:these samples are predicted best without weight noise")  # which so few are
 def test_the_snippets_run_after_the_loop(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    predict, weighted, stacked, resume, whole, _, _, inverse = blocks("python")
+    predict, weighted, stacked, resume, whole, *_, inverse = blocks("python")
     names = scope()
     exec(one_side(blocks("diff")[0], drop="-"), names)
     names["x"] = names["dataset"].tensors[0]
@@ -113,3 +113,28 @@ def test_the_snippet_for_hugging_face_runs(tmp_path: Path, monkeypatch: Any) -> 
     assert names["prediction"].probs.shape == (5, 3)
     assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
     assert all(sigma > 0 for sigma in names["estimate"].sigma.values())
+
+
+def test_the_snippet_for_lightning_runs() -> None:
+    pl = pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
+
+    class Module(pl.LightningModule):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x)
+
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return F.cross_entropy(self(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.parameters())
+
+    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    names = {"module": Module(), "dataset": classes(150), "x": classes(20).tensors[0]}
+    names |= {"EarlyStopping": pl.callbacks.EarlyStopping}
+    names["Trainer"] = partial(pl.Trainer, accelerator="cpu", **dict.fromkeys(quiet, False))
+    exec(blocks("python")[7], names)
+    assert all(sigma > 0 for sigma in names["twins"].twins.sigma.values())
