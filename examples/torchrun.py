@@ -34,7 +34,7 @@ def main(shard: bool, folder: Path, epochs: int, batch: int = 64) -> None:
     twins = Twins(model)
     if shard:
         for layer in twins.modules():
-            if isinstance(layer, nn.Linear):
+            if isinstance(layer, nn.Linear) and layer.weight.requires_grad:  # what is frozen belongs to both twins
                 fully_shard(layer)
         wrapped = fully_shard(twins)
     else:
@@ -56,7 +56,7 @@ def main(shard: bool, folder: Path, epochs: int, batch: int = 64) -> None:
     due = resets.every(1)
     for epoch in range(loader.epoch, epochs + 1):
         for pair in loader:
-            with twins.sampled():  # noise of this rank's own
+            with twins.sampled():  # with DDP, noise of this rank's own; with FSDP2, of the weights that it holds
                 outputs = wrapped(*(x for x, _ in pair))
                 sum(F.cross_entropy(out, y) for out, (_, y) in zip(outputs, pair, strict=True)).backward()
             optimizer.step()

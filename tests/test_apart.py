@@ -367,3 +367,13 @@ def test_bad_input_gets_one_sentence() -> None:
         assert said[7] == "exchange and sketch are both None, so that sigma would stay 0: give one of them."
         assert said[8] == said[9]
         assert said[8].startswith("the ranks disagree")
+
+
+def test_all_ranks_learn_that_one_disagrees() -> None:
+    assert together(disagreeing, ranks=4) == ["the ranks disagree"] * 4
+
+
+def disagreeing() -> str:
+    with pytest.raises(ValueError, match="give all of them the same model, groups, seed") as error:
+        Apart(mlp(), mesh(2, 2), seed=int(distributed.get_rank() == 0))
+    return str(error.value).split(":")[0]

@@ -487,3 +487,17 @@ def test_what_a_model_draws_from_any_generator_depends_on_the_step_alone() -> No
 
     first, second = (fit(Draws(), blobs(), epochs=2, **QUIET) for _ in range(2))
     assert_same_bits(first.estimate.state_dict(), second.estimate.state_dict())
+
+
+def test_a_compiled_model_learns_the_same() -> None:
+    compiled: list[int] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        compiled.append(1)
+        return graph.forward
+
+    found = fit(torch.compile(mlp(), backend=backend), blobs(), epochs=2, **QUIET)
+    plain = fit(mlp(), blobs(), epochs=2, **QUIET)
+    assert compiled
+    assert found.history["unseen"] == pytest.approx(plain.history["unseen"], rel=1e-5)
+    assert found.history["sigma_most"] == pytest.approx(plain.history["sigma_most"], rel=1e-4)

@@ -1,10 +1,12 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from loops import assert_same_bits, classes
+from loops import assert_same_bits, seeded
 from processes import together
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from twinboot import fit, ranks
 
@@ -36,10 +38,13 @@ def test_ranks_fit_one_estimate_and_go_on_from_the_checkpoint_of_the_first(tmp_p
 def fitted(epochs: int, folder: str | None) -> dict[str, Any]:
     if folder:
         Path(folder).mkdir(exist_ok=True)
-    model = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 3))
-    data = classes(90)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 2))
+    x = torch.randn(90, 4, generator=seeded(1))
+    data = TensorDataset(x, (x[:, 0] > 0).long())
     log = f"{folder}/log-{ranks.share()[0]}.csv" if folder else None
-    found = fit(model, data, epochs=epochs, batch_size=8, checkpoint=folder, log=log, progress=False)
+    options: dict[str, Any] = {"progress": False, "optimizer": lambda p: torch.optim.Adam(p, 0.02)}
+    found = fit(model, data, epochs=epochs, batch_size=8, checkpoint=folder, log=log, **options)
     del found.history["seconds"]
     return {**found.history, "best": found.best_epoch, "estimate": found.estimate.state_dict()}
 
@@ -50,3 +55,17 @@ def test_the_mean_over_ranks() -> None:
 
 def mean_of_ranks() -> float:
     return ranks.mean(torch.tensor(float(ranks.share()[0]))).item()
+
+
+def test_ranks_that_find_other_checkpoints_are_refused_together(tmp_path: Path) -> None:
+    for said in together(refused, str(tmp_path)):
+        assert said == f"the ranks do not find the same checkpoints: {tmp_path}/"
+
+
+def refused(folder: str) -> str:
+    own = Path(folder) / str(ranks.share()[0])  # as on machines without a common disk, where the first alone writes
+    own.mkdir()
+    fitted(1, str(own))
+    with pytest.raises(ValueError, match="must be one directory for all") as error:
+        fitted(2, str(own))
+    return str(error.value).split(own.name + " must")[0]

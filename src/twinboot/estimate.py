@@ -45,15 +45,17 @@ class Estimate(nn.Module):
 
     @classmethod
     def of(cls, copies: Sequence[nn.Module], partition: Partition, model: nn.Module | None = None) -> Estimate:
-        """The estimate in the middle of trained copies; frozen parameters are shared with them, or with `model`, which
-        is needed where the copies are sharded."""
+        """The estimate in the middle of trained copies; frozen parameters are shared with them. Or, with all that they
+        hold, in a copy of `model`, which is needed where they are sharded."""
         if model is None:
             refuse_copy(copies[0])
-        [module] = replicate(copies[0] if model is None else model, own=partition.parameter_shapes)
-        if model is not None:
-            for name, buffer in copies[0].named_buffers():
-                module.get_buffer(name).copy_(buffer)
+            [module] = replicate(copies[0], own=partition.parameter_shapes)
+        else:
+            [module] = replicate(model, share_frozen=False)
         with torch.no_grad():
+            if model is not None:
+                for held, t in zip(_held(module), _held(copies[0]), strict=True):
+                    held.copy_(whole(t))
             for center, *values in zip(*(averaged(m, partition) for m in (module, *copies)), strict=True):
                 center.copy_(mean([whole(v) for v in values]))
         return cls(module, partition)
@@ -232,6 +234,10 @@ class Estimate(nn.Module):
         estimate = cls(module, partition.to(next(module.parameters()).device))
         estimate.temperature, estimate.scale = calibrated["temperature"], calibrated["scale"]
         return estimate
+
+
+def _held(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]
 
 
 def averaged(module: nn.Module, partition: Partition) -> list[Tensor]:

@@ -49,9 +49,12 @@ def copy_first_(t: Tensor, group: ProcessGroup) -> None:
 
 
 def same_everywhere(number: int, groups: Sequence[ProcessGroup], device: torch.device) -> bool:
-    """Whether all ranks of the groups have this number."""
-    here = torch.tensor([number], device=device)
-    return all(bool((gather(here, group) == here).all()) for group in groups)
+    """Whether all ranks have this number; the groups, one for each dimension of a mesh, together reach all of them.
+    Every rank takes part in each exchange and comes to the same answer, or some would wait for others in vain."""
+    span = torch.tensor([number, -number], device=device)
+    for group in groups:
+        span = gather(span, group).amax(0)
+    return bool(span.sum() == 0)
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:

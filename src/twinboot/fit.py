@@ -166,6 +166,8 @@ def fit(
             raise ValueError(f"{checkpoint} holds a run of more than {epochs} epochs: choose another directory.")
         _restore(state, parts, best)
     done = len(best.history["epoch"])
+    if not ranks.agree(done):
+        raise ValueError(f"the ranks do not find the same checkpoints: {checkpoint} must be one directory for all.")
     writes = ranks.share()[0] == 0  # all ranks have the same to write
     with open_log(log if writes else None, best.history) as written:
         for epoch in range(done + 1, epochs + 1):

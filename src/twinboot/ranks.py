@@ -24,3 +24,11 @@ def mean(value: Tensor) -> Tensor:
     if ranks > 1:
         distributed.all_reduce(value)
     return value / ranks
+
+
+def agree(value: int) -> bool:
+    """Whether all ranks have the same value."""
+    found = [value] * share()[1]
+    if len(found) > 1:
+        distributed.all_gather_object(found, value)
+    return len(set(found)) == 1
