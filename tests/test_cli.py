@@ -153,7 +153,7 @@ def test_trouble_with_files_gets_one_line_and_code_1(toys: None, tmp_path: Path,
 
 def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(tmp_path: Path) -> None:
     """A real process, stopped by a real signal in the middle of its run."""
-    few = ["--rates", "0.1", "--batches", "10", "--noises", "0.3", "--sizes", "20", "30", "6000", "--seeds", "5"]
+    few = ["--rates", "0.1", "--batches", "10", "--noises", "0.3", "--sizes", "20", "30", "60000", "--seeds", "5"]
     command = [sys.executable, "-m", "twinboot.cli", "sweeps", *few, "--epochs", "13", "--out", str(tmp_path)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     parts, deadline = tmp_path / "sweeps" / "parts", time.monotonic() + 120

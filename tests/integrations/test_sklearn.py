@@ -153,14 +153,14 @@ def test_the_standard_deviation_has_the_noise_of_a_new_measurement() -> None:
 
 @pytest.mark.parametrize("make", [classifier, regressor])
 def test_weights_are_repetitions_and_the_order_does_not_matter(make: Any) -> None:
-    x, y = values(60)
+    x, y = values(200)
     y = np.sign(y) if make is classifier else y
-    often = np.random.default_rng(1).integers(0, 3, 60)
-    mixed = np.random.default_rng(2).permutation(60)
+    often = np.random.default_rng(1).integers(0, 3, 200)
+    mixed = np.random.default_rng(2).permutation(200)
     weighted = make().fit(x[mixed], y[mixed], sample_weight=often[mixed])
     repeated = make().fit(x.repeat(often, 0), y.repeat(often))
     np.testing.assert_array_equal(outputs(weighted, x), outputs(repeated, x))
-    halves = make().fit(x, y, sample_weight=np.full(60, 0.5))
+    halves = make().fit(x, y, sample_weight=np.full(200, 0.5))
     np.testing.assert_array_equal(outputs(halves, x), outputs(make().fit(x, y), x))
 
 
