@@ -1,6 +1,8 @@
 """A module that borrows computes what the lender would, and what it does to the lender's buffers stays there."""
 
 import copy
+import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 from loops import assert_same_bits, mlp, seeded
 from torch import Tensor, nn
 
-from twinboot.integrations.lending import Passed, lend, lent, unite
+from twinboot.integrations.lending import Passed, imitate, lend, lent, unite
 
 
 class Tied(nn.Module):
@@ -128,3 +130,54 @@ def test_lend_is_for_good() -> None:
     lender, borrower = mlp(seed=1), mlp(seed=2)
     lend(borrower, lender)
     assert all(p is q for p, q in zip(borrower.parameters(), lender.parameters(), strict=True))
+
+
+class Helper:
+    def __init__(self, owner: nn.Module) -> None:
+        self.owner = owner
+
+
+class Holding(nn.Module):
+    """It holds its parts in many ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.again = self.layer
+        self.stack = [self.layer, nn.ReLU()]
+        self.method = self.layer.forward
+        self.half = partial(torch.mul, self.layer.weight)
+        self.helper = Helper(self)
+
+
+def test_what_a_copy_imitates_has_the_copys_own_parts() -> None:
+    module = Holding()
+    other = copy.deepcopy(module)
+    module.rate, module.seen = 3, [torch.ones(1)]
+    imitate(other, module)
+    assert other.stack[0] is other.layer
+    assert other.stack[1] is not module.stack[1]
+    assert other.method.__self__ is other.layer
+    assert other.half.args[0] is other.layer.weight
+    assert other.helper.owner is other
+    assert other.rate == 3
+    other.seen[0] += 1  # type: ignore[operator, index]
+    assert module.seen == [torch.ones(1)]
+
+
+def test_what_cannot_be_copied_is_imitated_as_far_as_it_goes() -> None:
+    module = Holding()
+    other = copy.deepcopy(module)
+    module.late, module.lock, module.owner = nn.Dropout(), threading.Lock(), object()
+    loss = module.layer(torch.ones(1, 2)).sum()
+    module.mixed = [loss, module.lock, {"inner": [loss, module.layer]}]
+    module.secret = "not for copies"
+    imitate(other, module, shared=[module.owner], besides=["secret"])
+    assert isinstance(other.late, nn.Dropout)
+    assert other.late is not module.late
+    assert other.lock is module.lock
+    assert other.owner is module.owner
+    assert other.mixed[0].grad_fn is None  # type: ignore[index]
+    assert other.mixed[2]["inner"][0] == loss  # type: ignore[index]
+    assert other.mixed[2]["inner"][1] is other.layer  # type: ignore[index]
+    assert not hasattr(other, "secret")

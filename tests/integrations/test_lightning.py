@@ -327,6 +327,43 @@ def test_the_mean_has_batchnorm_statistics_of_its_own() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+class Stacked(Net):
+    """Its forward pass goes by references to its own parts."""
+
+    def __init__(self) -> None:
+        super().__init__(norm=True)
+        self.stack = list(self.net)
+        self.temperature = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.stack:
+            x = layer(x)
+        return x / self.temperature
+
+    def setup(self, stage: str) -> None:
+        self.accuracy = MulticlassAccuracy(3)  # has no weights, and may come late
+
+    def on_train_epoch_start(self) -> None:
+        self.temperature = 2.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.accuracy(self(batch[0]), batch[1])
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_module_that_refers_to_its_own_parts_has_a_mean_of_its_own_and_what_hooks_have_set() -> None:
+    plain, found = fitted(Net(norm=True), max_epochs=2), fitted(Stacked(), max_epochs=2)
+    estimate = found.estimate()
+    [norm] = [layer for layer in estimate.module.net if isinstance(layer, nn.BatchNorm1d)]
+    assert norm.num_batches_tracked > 0
+    assert estimate.module.stack[1] is norm
+    assert estimate.module.temperature == 2.0
+    assert found.module.stack[1] is found.module.net[1]
+    x = DATA[:][0]
+    spread = [e.predict(x, task="regression").std.mean().item() for e in (estimate, plain.estimate())]
+    assert spread[0] > spread[1] / 10 > 0
+
+
 class Predicting(Net):
     def test_step(self, batch: Any, batch_idx: int) -> None:
         x, y = batch

@@ -7,12 +7,14 @@ of whichever copy is due are put in the places of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 
 def lend(module: nn.Module, source: nn.Module) -> None:
@@ -40,6 +42,41 @@ def _counterparts(module: nn.Module, source: nn.Module) -> Iterator[tuple[nn.Mod
     """By name: hooks may have given the module parts, such as metrics, that its copies have not."""
     parts = dict(module.named_modules())
     return ((parts[name], owner) for name, owner in source.named_modules() if owner._parameters or owner._buffers)
+
+
+def imitate(other: nn.Module, module: nn.Module, shared: Iterable[Any] = (), besides: Iterable[str] = ()) -> None:
+    """Give a copy of a module what the module has come to hold beside its weights: numbers that a hook sets, lists that
+    a step fills, metrics that were made late.
+
+    The copy gets copies, in which a part of the module is the part of that name of the copy itself. What is `shared`,
+    and the attributes named in `besides`, are left alone.
+    """
+    parts = dict(other.named_modules(remove_duplicate=False))
+    memo: dict[int, Any] = {id(value): value for value in shared}
+    for name, part in module.named_modules(remove_duplicate=False):
+        if name in parts:
+            memo[id(part)] = parts[name]
+            for ours, theirs in ((part._parameters, parts[name]._parameters), (part._buffers, parts[name]._buffers)):
+                memo |= {id(t): theirs[key] for key, t in ours.items() if t is not None and key in theirs}
+    for name, value in vars(module).items():
+        if not name.startswith("_") and name not in ("training", *besides):
+            vars(other)[name] = _copied(value, memo)
+    for name, late in module._modules.items():
+        if name not in other._modules:
+            other.add_module(name, _copied(late, memo))
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    if isinstance(value, (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, Dataset, DataLoader)):
+        return value  # large, and nothing that a step changes
+    try:
+        return copy.deepcopy(value, dict(memo))  # of a failed attempt the memo would keep halves
+    except Exception:  # the result of a computation, a lock, a file: of a container the rest is copied nevertheless
+        if isinstance(value, Tensor):
+            return value.detach().clone()
+        if type(value) is dict:
+            return {key: _copied(part, memo) for key, part in value.items()}
+        return type(value)(_copied(part, memo) for part in value) if type(value) in (list, tuple, set) else value
 
 
 class Passed:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, Self
@@ -18,7 +17,7 @@ from torchmetrics import Metric
 from ..loader import WEIGHT
 from ..twins import Twins
 from .judging import Step
-from .lending import Passed, lend, lent, unite
+from .lending import Passed, imitate, lend, lent, unite
 
 # What the wrapper has nothing to add to. Passed on if the user's module has it, so that Lightning finds it missing if
 # that has not.
@@ -82,9 +81,7 @@ class Wrapper(pl.LightningModule):
         """A step of training without gradients or logs, for another module than the one that trains, so that metrics
         and whatever else that one counts are left alone."""
         trainer = self._trainer
-        for name, value in vars(self.module).items():
-            if not name.startswith("_") and name != "training":  # such as what a hook sets each epoch and a step reads
-                vars(mean)[name] = copy.copy(value) if isinstance(value, (list, dict, set)) else value
+        imitate(mean, self.module, (self, trainer), ("log",))  # such as what a hook sets each epoch and a step reads
         mean.trainer, mean.log = trainer, _nothing
 
         def step(module: Any, batch: Any, number: int) -> tuple[float, int]:
@@ -101,6 +98,7 @@ class Wrapper(pl.LightningModule):
         finally:
             del mean.log
             mean.trainer = None
+            imitate(mean, self.module, (self, trainer), ("log",))  # without what the steps counted
 
     # Logs: what the module logs in a step of training is the mean over the twins, once all of them have spoken
 
