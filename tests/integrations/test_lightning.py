@@ -291,6 +291,58 @@ def test_the_module_is_one_as_it_was_written_and_what_it_logs_is_the_mean_of_the
     assert_same_bits(snapshot(given), before)
 
 
+class Freezing(Net):
+    """It takes away all gradients of its first layer, and some of the last, in one hook or another."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where, self.losses, self.norms = where, list[float](), list[Tensor]()
+
+    def drop(self, here: str) -> None:
+        if here == self.where:
+            for p in self.net[0].parameters():
+                p.grad = None
+
+    def on_before_backward(self, loss: Tensor) -> None:
+        self.losses.append(loss.item())
+
+    def on_after_backward(self) -> None:
+        self.drop("on_after_backward")
+        self.norms.append(self.net[3].weight.grad.norm())
+        self.log("norm", self.norms[-1], on_step=True)
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.drop("on_before_optimizer_step")
+        if self.where == "optimizer":
+            assert optimizer.defaults["lr"] == 0.01
+            for p in optimizer.param_groups[0]["params"][:2]:
+                p.grad = None
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        for p in self.parameters():
+            p.grad = None
+
+
+@pytest.mark.parametrize("where", ["on_after_backward", "on_before_optimizer_step", "optimizer"])
+def test_hooks_of_gradients_are_called_for_each_twin(where: str) -> None:
+    run = trainer(max_epochs=1, accumulate_grad_batches=2)
+    run.fit(found := TwinModule(Freezing(where), DATA, batch_size=10))
+    start = Net()
+    for twin in found.twins:
+        assert_same_bits(snapshot(twin.net[0]), snapshot(start.net[0]))
+        assert (twin.net[3].weight != start.net[3].weight).any()
+    assert len(found.module.losses) == 14
+    halves = sum(found.module.losses[-2:])  # as two batches make a step
+    assert halves == pytest.approx(run.callback_metrics["train_loss"].item())
+    first, second = found.module.norms[-2:]
+    assert first != second
+    torch.testing.assert_close(run.callback_metrics["norm"], (first + second) / 2)
+
+
+def test_gradients_that_a_hook_of_its_own_forgets_are_forgotten_for_each_twin() -> None:
+    assert_same_bits(snapshot(fitted(Freezing("nowhere")).twins), snapshot(by_hand()))
+
+
 class Grouped(Net):
     """Two groups of parameters, an optimizer with a state from the start, a scheduler that waits for a metric."""
 

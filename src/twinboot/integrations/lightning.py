@@ -127,7 +127,8 @@ class TwinModule(Wrapper):
         self._judge = Judge(dataset, bootstrap, batch_size, seed, options or {})
         self._noise = ExitStack()
         self._mean: list[Estimate] = []  # of the twins as they are, once asked for; in a list, so as to be no submodule
-        self._outputs: list[Any] = []
+        self._outputs: list[Any] = []  # of the twins' steps
+        self._losses: list[Tensor] = []  # of theirs, until `backward`
 
     def estimate(self) -> Estimate:
         """What you keep and ship: the mean of the twins and sigma, with BatchNorm statistics from all that they saw."""
@@ -186,11 +187,21 @@ class TwinModule(Wrapper):
             if None in self._outputs:
                 return None
             self._noise = noise.pop_all()  # it stays until `backward`
-        loss: Tensor = sum(output["loss"] for output in self._outputs)
+        self._losses = [output["loss"] for output in self._outputs]
+        loss: Tensor = sum(self._losses)  # type: ignore[assignment]
         self._outputs = [{**output, "loss": output["loss"].detach()} for output in self._outputs]
         return loss
 
+    def on_before_backward(self, loss: Tensor) -> None:
+        if is_overridden("on_before_backward", self.module):
+            scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+            with self.logging_means():
+                for part in self.each_twin(self._losses):
+                    part = part / self.trainer.accumulate_grad_batches
+                    self.module.on_before_backward(part if scaler is None else scaler.scale(part))
+
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        self._losses = []
         with self._noise:
             self.module.backward(loss, *args, **kwargs)
 

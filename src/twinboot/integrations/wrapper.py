@@ -23,8 +23,7 @@ from .lending import Passed, imitate, lend, lent, unite
 # that has not.
 HOOKS = [
     *("prepare_data", "on_fit_start", "on_train_start", "on_train_end", "on_train_epoch_start", "teardown"),
-    *("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step"),
-    *("optimizer_zero_grad", "lr_scheduler_step", "validation_step", "test_step", "predict_step"),
+    *("lr_scheduler_step", "validation_step", "test_step", "predict_step"),
     *("test_dataloader", "predict_dataloader", "on_test_epoch_end", "on_test_end"),
     *("on_predict_epoch_end", "on_predict_end"),
     *(
@@ -33,6 +32,8 @@ HOOKS = [
         for what in ("start", "epoch_start", "batch_start", "batch_end")
     ),
 ]
+# The same, for what looks at gradients or changes them: called for each twin in turn.
+GRADIENT_HOOKS = ["on_before_zero_grad", "optimizer_zero_grad", "on_after_backward", "on_before_optimizer_step"]
 
 
 Loss = Callable[[Any, Any], Tensor]  # of a module and a batch, with one value for each sample
@@ -54,6 +55,9 @@ class Wrapper(pl.LightningModule):
         for hook in HOOKS:
             if is_overridden(hook, module):
                 setattr(self, hook, Passed(self, hook))
+        for hook in GRADIENT_HOOKS:
+            if is_overridden(hook, module):
+                setattr(self, hook, _PassedToEach(self, hook))
         lend(module, twins[0])
 
     def each_twin(self, pair: Any) -> Iterator[Any]:
@@ -186,14 +190,28 @@ class Wrapper(pl.LightningModule):
         return self
 
 
+class _PassedToEach(Passed):
+    """A hook that is called for each twin, with its weights in the module and its part of the optimizer."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        with self.owner.logging_means():
+            for twin in self.owner.each_twin(self.owner.twins):
+                parts = (_Part(arg, twin) if isinstance(arg, torch.optim.Optimizer) else arg for arg in args)
+                self.__wrapped__(*parts, **kwargs)
+
+
 class _Part:
-    """Of an optimizer the parameters of one twin, for clipping."""
+    """Of an optimizer the parameters of one twin, for clipping and for hooks; the rest is that of the optimizer."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, twin: nn.Module) -> None:
+        self._optimizer = optimizer
         own = set(map(id, twin.parameters()))
         self.param_groups = [
             {**group, "params": [p for p in group["params"] if id(p) in own]} for group in optimizer.param_groups
         ]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_optimizer"], name)
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
