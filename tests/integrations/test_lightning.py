@@ -416,6 +416,58 @@ def test_a_module_that_refers_to_its_own_parts_has_a_mean_of_its_own_and_what_ho
     assert spread[0] > spread[1] / 10 > 0
 
 
+class Adapted(Net):
+    """A frozen layer with trained factors of low rank beside it, and a frozen BatchNorm layer."""
+
+    def __init__(self, seed: int = 1) -> None:
+        super().__init__(norm=True)
+        torch.manual_seed(seed)
+        self.net[0] = nn.Linear(4, 8)
+        for part in self.net[:2]:
+            part.requires_grad_(False)
+        self.down, self.up = nn.Parameter(torch.randn(4, 2)), nn.Parameter(torch.zeros(2, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net[1:](self.net[0](x) + x @ self.down @ self.up)
+
+
+def storages(module: nn.Module, trained: bool) -> set[int]:
+    return {p.data_ptr() for p in module.parameters() if p.requires_grad == trained}
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_frozen_weights_are_held_once_by_the_twins_and_a_checkpoint_writes_into_nobody_elses(tmp_path: Path) -> None:
+    def saving(name: str) -> ModelCheckpoint:
+        return ModelCheckpoint(tmp_path / name, save_top_k=-1, every_n_train_steps=10)
+
+    given = Adapted()
+    before = snapshot(given)
+    whole = fitted(given, enable_checkpointing=True, callbacks=[saving("whole")])
+    assert_same_bits(snapshot(given), before)
+    first, second = whole.twins
+    assert len(storages(first, False)) == 4
+    assert storages(first, False) == storages(second, False) == storages(whole.estimate().module, False)
+    assert storages(first, False).isdisjoint(storages(given, False))
+    assert storages(first, True).isdisjoint(storages(second, True))
+    for twin in whole.twins:
+        assert_same_bits(snapshot(twin.net[0]), snapshot(given.net[0]))
+        assert (twin.up != given.up).any()
+    assert set(whole.twins.sigma) == {"(model)", "net.3"}
+
+    [path] = (tmp_path / "whole").glob("*-step=10.ckpt")
+    saved = torch.load(path, weights_only=True)
+    held = {t.data_ptr() for part in ("twins", "state_dict") for n, t in saved[part].items() if n.endswith("0.weight")}
+    assert len(held) == 1  # the file has it once, too
+    other = Adapted(seed=2)  # whose frozen weights are others
+    before = snapshot(other)
+    restored = TwinModule(other, DATA, batch_size=10).restore(path)
+    assert_same_bits(dict(restored.state_dict()), dict(saved["twins"]))
+    resumed = TwinModule(other, DATA, batch_size=10)
+    trainer(max_epochs=3, enable_checkpointing=True, callbacks=[saving("again")]).fit(resumed, ckpt_path=path)
+    assert_same_bits(snapshot(resumed.twins), snapshot(whole.twins))
+    assert_same_bits(snapshot(other), before)
+
+
 class Predicting(Net):
     def test_step(self, batch: Any, batch_idx: int) -> None:
         x, y = batch

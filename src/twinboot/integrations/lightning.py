@@ -64,7 +64,8 @@ class TwinModule(Wrapper):
     """A LightningModule that trains twins of another one, with any `Trainer`, and shows it the mean of them.
 
     Args:
-        module: your own, as you would give it to the Trainer. It is copied, and itself stays as it is.
+        module: your own, as you would give it to the Trainer. It is copied, and itself stays as it is. What is
+            frozen in it is copied once, for all twins together.
         dataset: the training data, map-style. Give the Trainer no training data: each twin has its own sample of these.
         batch_size: samples per twin and batch, in each process.
         groups: which weights share one sigma, as in `Twins`.
@@ -115,7 +116,7 @@ class TwinModule(Wrapper):
         require_mode(mode)
         require_map_style(dataset)
         _check(module, resample, loss)
-        own: Any = replicate(module)[0]
+        own: Any = replicate(module, share_frozen=False)[0]  # a checkpoint, or a step, may write into frozen weights
         if is_overridden("configure_model", own):
             own.configure_model()
         bootstrap = bootstrap or Bootstrap(len(dataset), seed=seed)  # type: ignore[arg-type]
