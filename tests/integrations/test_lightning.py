@@ -489,6 +489,24 @@ def test_test_and_prediction_are_those_of_the_mean() -> None:
     assert_same_bits(snapshot(found.twins), snapshot(by_hand(1)))
 
 
+@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*ckpt_path")
+def test_a_checkpoint_that_is_only_looked_at_says_nothing_about_where_to_go_on(tmp_path: Path) -> None:
+    saving = ModelCheckpoint(tmp_path, save_top_k=-1, every_n_train_steps=10)  # in mid-epoch
+    fitted(Predicting(), enable_checkpointing=True, callbacks=[saving])
+    [path] = tmp_path.glob("*-step=10.ckpt")
+    steps = []
+    for look in ("restore", "test"):
+        found = TwinModule(Predicting(), DATA, batch_size=10)
+        if look == "restore":
+            found.restore(path)
+        else:
+            trainer().test(found, DataLoader(DATA, 64), ckpt_path=path, verbose=False)
+        run = trainer(max_epochs=1)
+        run.fit(found)
+        steps.append((run.global_step, found.pairs.state_dict()["epoch"]))
+    assert steps == [(7, 2), (7, 2)]
+
+
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 def test_validation_data_of_ones_own_take_the_place_of_the_unseen_samples() -> None:
     run = trainer(max_epochs=1)

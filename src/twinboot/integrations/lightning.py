@@ -41,6 +41,7 @@ from torch.utils.data import Dataset
 
 try:
     import lightning.pytorch as pl
+    from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
     from lightning.pytorch.utilities.model_helpers import is_overridden
 
     from .wrapper import Loss, Wrapper
@@ -277,7 +278,8 @@ class TwinModule(Wrapper):
             )
         self.module.on_load_checkpoint(checkpoint)
         checkpoint["state_dict"] = checkpoint["twins"]
-        self._place = checkpoint["pairs"]
+        if self._fitting():
+            self._place = checkpoint["pairs"]
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         self._mean.clear()
@@ -286,6 +288,10 @@ class TwinModule(Wrapper):
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         self._mean.clear()
         return super()._apply(fn, recurse)
+
+    def _fitting(self) -> bool:
+        state = None if self._trainer is None else self._trainer.state
+        return state is not None and state.fn == TrainerFn.FITTING and state.status == TrainerStatus.RUNNING
 
     # The mean of the twins as they are
 
