@@ -490,6 +490,25 @@ def test_test_and_prediction_are_those_of_the_mean() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*ckpt_path")
+def test_outside_fitting_the_module_has_the_mean(tmp_path: Path) -> None:
+    saving = ModelCheckpoint(tmp_path, save_last=True)
+    found = fitted(Predicting(norm=True), enable_checkpointing=True, callbacks=[saving])
+    mean = snapshot(found.module)
+    assert not torch.equal(mean["net.1.running_mean"], found.twins.estimate().module.net[1].running_mean)
+    path = tmp_path / "last.ckpt"
+    trainer().test(found, DataLoader(DATA, 64), verbose=False)
+    assert_same_bits(snapshot(found.module), mean)
+    assert_same_bits(snapshot(found.double().float().module), mean)
+    assert_same_bits(snapshot(found.restore(path).module), mean)
+    restored = TwinModule(Predicting(norm=True), DATA, batch_size=10).restore(path)
+    assert_same_bits(snapshot(restored.module), mean)
+    assert_same_bits(snapshot(restored.estimate()), snapshot(found.estimate()))
+    other = TwinModule(Predicting(norm=True), DATA, batch_size=10)
+    trainer().test(other, DataLoader(DATA, 64), ckpt_path=path, verbose=False)
+    assert_same_bits(snapshot(other.module), mean)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*ckpt_path")
 def test_a_checkpoint_that_is_only_looked_at_says_nothing_about_where_to_go_on(tmp_path: Path) -> None:
     saving = ModelCheckpoint(tmp_path, save_top_k=-1, every_n_train_steps=10)  # in mid-epoch
     fitted(Predicting(), enable_checkpointing=True, callbacks=[saving])

@@ -129,6 +129,7 @@ class TwinModule(Wrapper):
         self._judge = Judge(dataset, bootstrap, batch_size, seed, options or {})
         self._noise = ExitStack()
         self._mean: list[Estimate] = []  # of the twins as they are, once asked for; in a list, so as to be no submodule
+        self._saved: Mapping[str, Any] = {}  # the mean's state in a checkpoint that is being loaded
         self._outputs: list[Any] = []  # of the twins' steps
         self._losses: list[Tensor] = []  # of theirs, until `backward`
 
@@ -277,23 +278,41 @@ class TwinModule(Wrapper):
                 "this is no checkpoint of a TwinModule: to start from a single model, load it before TwinModule(...)."
             )
         self.module.on_load_checkpoint(checkpoint)
-        checkpoint["state_dict"] = checkpoint["twins"]
+        self._saved, checkpoint["state_dict"] = checkpoint["state_dict"], checkpoint["twins"]
         if self._fitting():
             self._place = checkpoint["pairs"]
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         self._mean.clear()
-        return super().load_state_dict(state_dict, strict, assign)
+        answer = super().load_state_dict(state_dict, strict, assign)
+        self._renew_mean(self._saved)
+        self._saved = {}
+        return answer
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        self._mean.clear()
-        return super()._apply(fn, recurse)
+        known = dict(self._mean.pop().module.named_buffers()) if self._mean else {}
+        super()._apply(fn, recurse)
+        self._renew_mean(known)
+        return self
 
     def _fitting(self) -> bool:
         state = None if self._trainer is None else self._trainer.state
         return state is not None and state.fn == TrainerFn.FITTING and state.status == TrainerStatus.RUNNING
 
     # The mean of the twins as they are
+
+    def _renew_mean(self, known: Mapping[str, Tensor]) -> None:
+        """After the twins have been moved or loaded, without a step of the module's, which may not be ready for one:
+        the mean, with the statistics that it is known to have. The module has it again, unless it is being trained."""
+        with torch.inference_mode(False), torch.no_grad():
+            estimate = self.twins.estimate()
+            for name, buffer in estimate.module.named_buffers():
+                if name in known:
+                    buffer.copy_(known[name])
+        if known:
+            self._mean.append(estimate)
+        if not self._fitting():
+            lend(self.module, estimate.module)
 
     def _known_mean(self) -> Estimate:
         if not self._mean:
