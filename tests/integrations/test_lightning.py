@@ -678,6 +678,15 @@ def test_without_lightning_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -
         importlib.import_module("twinboot.integrations.lightning")
 
 
+def test_what_fails_to_import_in_the_package_itself_is_not_taken_for_a_missing_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "twinboot.integrations.wrapper", None)
+    monkeypatch.delitem(sys.modules, "twinboot.integrations.lightning")
+    with pytest.raises(ImportError, match=r"twinboot\.integrations\.wrapper"):
+        importlib.import_module("twinboot.integrations.lightning")
+
+
 def continued() -> Twins:
     """A second `fit` has a new optimizer, and goes on with the epochs."""
     found = fitted(max_epochs=1)

@@ -43,8 +43,6 @@ try:
     import lightning.pytorch as pl
     from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
     from lightning.pytorch.utilities.model_helpers import is_overridden
-
-    from .wrapper import Loss, Wrapper
 except ImportError as error:
     raise ImportError("TwinModule needs Lightning 2.4 or newer: pip install 'twinboot[lightning]'.") from error
 
@@ -59,6 +57,7 @@ from ..training import ENOUGH
 from ..twins import Twins, require_mode
 from .judging import Judge
 from .lending import lend
+from .wrapper import Loss, Wrapper
 
 
 class TwinModule(Wrapper):
