@@ -373,7 +373,7 @@ def test_the_mean_has_batchnorm_statistics_of_its_own() -> None:
     torch.testing.assert_close(estimate.module.net[1].running_mean, inputs.mean(0), rtol=0.2, atol=0.02)
     for twin in found.twins:
         assert (estimate.module.net[1].running_mean - twin.net[1].running_mean).abs().max() > 0.02
-    assert_same_bits(found.module.net[1].running_mean, found._known_mean().module.net[1].running_mean)
+    assert_same_bits(found.module.net[1].running_mean, found.known_mean().module.net[1].running_mean)
     before = torch.get_rng_state()
     assert_same_bits(snapshot(found.estimate()), snapshot(estimate))
     assert torch.equal(torch.get_rng_state(), before)

@@ -30,7 +30,7 @@ that a run needs to go on, bit for bit, beside it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal, Self
@@ -41,26 +41,25 @@ from torch.utils.data import Dataset
 
 try:
     import lightning.pytorch as pl
-    from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
     from lightning.pytorch.utilities.model_helpers import is_overridden
 except ImportError as error:
     raise ImportError("TwinModule needs Lightning 2.4 or newer: pip install 'twinboot[lightning]'.") from error
 
 from .. import ranks, resets
 from ..bootstrap import Bootstrap
-from ..estimate import Estimate
 from ..groups import Grouping
 from ..loader import PairedLoader, require_map_style
 from ..randomness import own_randomness
 from ..replicate import replicate
-from ..training import ENOUGH
 from ..twins import Twins, require_mode
+from . import limits
+from .epochs import Pairs
 from .judging import Judge
-from .lending import lend
-from .wrapper import Loss, Wrapper
+from .means import Mean
+from .wrapper import Loss
 
 
-class TwinModule(Wrapper):
+class TwinModule(Mean):
     """A LightningModule that trains twins of another one, with any `Trainer`, and shows it the mean of them.
 
     Args:
@@ -115,28 +114,21 @@ class TwinModule(Wrapper):
     ) -> None:
         require_mode(mode)
         require_map_style(dataset)
-        _check(module, resample, loss)
+        limits.require_module(module)
+        limits.require_loss(resample, loss)
         own: Any = replicate(module, share_frozen=False)[0]  # a checkpoint, or a step, may write into frozen weights
         if is_overridden("configure_model", own):
             own.configure_model()
         bootstrap = bootstrap or Bootstrap(len(dataset), seed=seed)  # type: ignore[arg-type]
-        super().__init__(own, Twins(own, bootstrap.replicas, groups, seed), loss)
+        judge = Judge(dataset, bootstrap, batch_size, seed, options or {})
+        super().__init__(own, Twins(own, bootstrap.replicas, groups, seed), loss, judge)
         self.bootstrap, self.seed, self.mode, self.due = bootstrap, seed, mode, reset or resets.every(1)
         self._made = partial(Pairs, dataset, bootstrap, batch_size, resample, seed=seed, **(options or {}))
         self.pairs = self._made()
         self._place: dict[str, Any] | None = None  # in the epochs, from a checkpoint
-        self._judge = Judge(dataset, bootstrap, batch_size, seed, options or {})
         self._noise = ExitStack()
-        self._mean: list[Estimate] = []  # of the twins as they are, once asked for; in a list, so as to be no submodule
-        self._saved: Mapping[str, Any] = {}  # the mean's state in a checkpoint that is being loaded
         self._outputs: list[Any] = []  # of the twins' steps
         self._losses: list[Tensor] = []  # of theirs, until `backward`
-
-    def estimate(self) -> Estimate:
-        """What you keep and ship: the mean of the twins and sigma, with BatchNorm statistics from all that they saw."""
-        estimate = self.twins.estimate()
-        self._give_statistics(estimate)
-        return estimate
 
     def restore(self, path: str | os.PathLike[str]) -> Self:
         """Take the twins from a checkpoint, for `estimate()`; to go on with a run, give `fit` its `ckpt_path`."""
@@ -144,11 +136,6 @@ class TwinModule(Wrapper):
         self.on_load_checkpoint(checkpoint)
         self.load_state_dict(checkpoint["state_dict"])
         return self
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The mean model."""
-        self._lend_mean()
-        return self.module(*args, **kwargs)
 
     # Training
 
@@ -171,7 +158,7 @@ class TwinModule(Wrapper):
                 "give fit() validation data only, as val_dataloaders."
             )
         if self.pairs.step == 1 and self.pairs.epoch > 1 and self.due(self.pairs.epoch - 1):
-            self._mean.clear()
+            self.forget_mean()
             self.twins.reset(self.mode)
         stop = False
         if is_overridden("on_train_batch_start", self.module):
@@ -209,7 +196,7 @@ class TwinModule(Wrapper):
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         self.module.optimizer_step(*args, **kwargs)
-        self._mean.clear()
+        self.forget_mean()
         self.twins.update()
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -226,49 +213,15 @@ class TwinModule(Wrapper):
         self.log_dict(sigma, sync_dist=True)
 
     def on_fit_end(self) -> None:
-        self._lend_mean()
+        self.lend_mean()
         self.module.on_fit_end()
-
-    # Validation, test and prediction: on the mean
-
-    def val_dataloader(self) -> Any:
-        if is_overridden("val_dataloader", self.module):
-            return self.module.val_dataloader()
-        return self._judge.batches(self.bootstrap.unseen) if len(self.bootstrap.unseen) else []
-
-    def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        """Only here where the user's module has none: then there is the unseen loss alone."""
-
-    def on_validation_model_eval(self) -> None:
-        self._lend_mean()
-        self.module.on_validation_model_eval()
-
-    def on_test_model_eval(self) -> None:
-        self._lend_mean()
-        self.module.on_test_model_eval()
-
-    def on_predict_model_eval(self) -> None:
-        self._lend_mean()
-        self.module.on_predict_model_eval()
-
-    def on_validation_epoch_end(self) -> None:
-        self.module.on_validation_epoch_end()
-        if len(self.bootstrap.unseen) and not self.trainer.sanity_checking:
-            mean = self._known_mean().module
-            with self.shown(mean) as step:
-                unseen = self._judge.unseen_loss(mean, step)
-            self.log("unseen_loss", unseen, prog_bar=True, sync_dist=True, batch_size=1)
-
-    def on_validation_end(self) -> None:
-        self.module.on_validation_end()
-        lend(self.module, self.twins[0])
 
     # Checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["twins"] = checkpoint["state_dict"]
         checkpoint["pairs"] = self.pairs.state_dict()
-        checkpoint["state_dict"] = self._known_mean().module.state_dict()
+        checkpoint["state_dict"] = self.known_mean().module.state_dict()
         self.module.on_save_checkpoint(checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -278,74 +231,8 @@ class TwinModule(Wrapper):
             )
         self.module.on_load_checkpoint(checkpoint)
         self._saved, checkpoint["state_dict"] = checkpoint["state_dict"], checkpoint["twins"]
-        if self._fitting():
+        if self.fitting():
             self._place = checkpoint["pairs"]
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        self._mean.clear()
-        answer = super().load_state_dict(state_dict, strict, assign)
-        self._renew_mean(self._saved)
-        self._saved = {}
-        return answer
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        known = dict(self._mean.pop().module.named_buffers()) if self._mean else {}
-        super()._apply(fn, recurse)
-        self._renew_mean(known)
-        return self
-
-    def _fitting(self) -> bool:
-        state = None if self._trainer is None else self._trainer.state
-        return state is not None and state.fn == TrainerFn.FITTING and state.status == TrainerStatus.RUNNING
-
-    # The mean of the twins as they are
-
-    def _renew_mean(self, known: Mapping[str, Tensor]) -> None:
-        """After the twins have been moved or loaded, without a step of the module's, which may not be ready for one:
-        the mean, with the statistics that it is known to have. The module has it again, unless it is being trained."""
-        with torch.inference_mode(False), torch.no_grad():
-            estimate = self.twins.estimate()
-            for name, buffer in estimate.module.named_buffers():
-                if name in known:
-                    buffer.copy_(known[name])
-        if known:
-            self._mean.append(estimate)
-        if not self._fitting():
-            lend(self.module, estimate.module)
-
-    def _known_mean(self) -> Estimate:
-        if not self._mean:
-            with torch.inference_mode(False):  # which Lightning validates in, and which the mean outlives
-                estimate = self.twins.estimate()
-                self._give_statistics(estimate, ENOUGH)
-            self._mean.append(estimate)
-        return self._mean[0]
-
-    def _lend_mean(self) -> None:
-        lend(self.module, self._known_mean().module)
-
-    def _give_statistics(self, estimate: Estimate, at_most: int | None = None) -> None:
-        with self.shown(estimate.module) as step:
-            self._judge.give_statistics(estimate.module, step, self.device, at_most)
-
-
-class Pairs(PairedLoader):
-    """An epoch is over when it had as many batches as Lightning takes of it (which does not ask for one more), and not
-    when Lightning says so: resumed after an epoch, it may count the first batch of the next one as another of that."""
-
-    over = False
-
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        self._begun = self._begun and self.over
-        return super().__iter__()
-
-    def state_dict(self) -> dict[str, Any]:
-        state = super().state_dict()
-        return {**state, "epoch": self.epoch + 1, "step": 0} if self._begun and self.over else state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.over = False
 
 
 class _Quiet(pl.Callback):
@@ -354,18 +241,3 @@ class _Quiet(pl.Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         if isinstance(pl_module, TwinModule):
             pl_module._noise.close()
-
-
-def _check(module: Any, resample: str, loss: Loss | None) -> None:
-    if not isinstance(module, pl.LightningModule):
-        raise TypeError(
-            f"module must be a LightningModule of the package lightning, not {type(module).__name__} of "
-            f"{type(module).__module__}: for other models there are Twins and fit."
-        )
-    if not module.automatic_optimization:
-        raise TypeError("the module optimizes by hand, so that noise could not come and go at the right time.")
-    if resample == "counts" and loss is None:
-        raise ValueError(
-            'resample="counts" weights each sample, but a training_step gives one loss for a batch: use "draws", or '
-            "give loss=, a function of (module, batch) with one value for each sample."
-        )

@@ -16,6 +16,7 @@ from torchmetrics import Metric
 
 from ..loader import WEIGHT
 from ..twins import Twins
+from . import limits
 from .judging import Step
 from .lending import Passed, imitate, lend, lent, unite
 
@@ -172,9 +173,7 @@ class Wrapper(pl.LightningModule):
     def setup(self, stage: str) -> None:
         lend(self.module, self.twins[0])
         self.module.setup(stage)
-        known = dict(self.twins[0].named_parameters())
-        if late := [name for name, _ in self.module.named_parameters() if name not in known]:
-            raise TypeError(f"{late[0]!r} was made in setup(), when the twins were there already: make it in __init__.")
+        limits.require_weights_of(self.twins[0], self.module)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         return self.twins.state_dict(*args, **kwargs)

@@ -1,0 +1,32 @@
+"""What `TwinModule` does not take, and the sentence that says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+from torch import nn
+
+
+def require_module(module: Any) -> None:
+    if not isinstance(module, pl.LightningModule):
+        raise TypeError(
+            f"module must be a LightningModule of the package lightning, not {type(module).__name__} of "
+            f"{type(module).__module__}: for other models there are Twins and fit."
+        )
+    if not module.automatic_optimization:
+        raise TypeError("the module optimizes by hand, so that noise could not come and go at the right time.")
+
+
+def require_loss(resample: str, loss: Any) -> None:
+    if resample == "counts" and loss is None:
+        raise ValueError(
+            'resample="counts" weights each sample, but a training_step gives one loss for a batch: use "draws", or '
+            "give loss=, a function of (module, batch) with one value for each sample."
+        )
+
+
+def require_weights_of(twin: nn.Module, module: nn.Module) -> None:
+    known = dict(twin.named_parameters())
+    if late := [name for name, _ in module.named_parameters() if name not in known]:
+        raise TypeError(f"{late[0]!r} was made in setup(), when the twins were there already: make it in __init__.")
