@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
 from loops import assert_same_bits, classes, mlp, snapshot
 from processes import together
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
 
 from twinboot import Bootstrap, PairedLoader, Twins, resets
+from twinboot.integrations import limits
 from twinboot.integrations.lightning import TwinModule
 
 DATA = classes(64)  # of each twin seven batches of ten an epoch, the last one smaller
@@ -641,6 +642,18 @@ def test_mistakes_get_one_sentence(tmp_path: Path) -> None:
     run.save_checkpoint(tmp_path / "single.ckpt")
     with pytest.raises(ValueError, match=r"^this is no checkpoint of a TwinModule"):
         TwinModule(Net(), DATA).restore(tmp_path / "single.ckpt")
+
+
+def test_strategies_that_shard_are_refused_before_they_start() -> None:
+    sentence = r'^TwinModule trains in one process or with strategy="ddp", not with '
+    run = trainer(max_epochs=1, strategy=ModelParallelStrategy(), devices=1)
+    with pytest.raises(TypeError, match=sentence + "ModelParallelStrategy: "):
+        run.fit(TwinModule(Net(), DATA))
+    assert not torch.distributed.is_initialized()
+    # These do not start on a CPU, or not without a package of their own.
+    for refused in (FSDPStrategy(), object.__new__(DeepSpeedStrategy)):
+        with pytest.raises(TypeError, match=sentence + type(refused).__name__):
+            limits.require_strategy(refused)
 
 
 def two_ranks(folder: str) -> Any:

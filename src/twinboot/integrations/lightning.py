@@ -139,7 +139,8 @@ class TwinModule(Mean):
 
     # Training
 
-    def configure_callbacks(self) -> Any:
+    def configure_callbacks(self) -> Any:  # the first that Lightning asks for
+        limits.require_strategy(self.trainer.strategy)
         own = self.module.configure_callbacks()
         return [*(own if isinstance(own, (list, tuple)) else [own]), _Quiet()]
 

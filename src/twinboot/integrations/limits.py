@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy, Strategy
 from torch import nn
 
 
@@ -16,6 +17,14 @@ def require_module(module: Any) -> None:
         )
     if not module.automatic_optimization:
         raise TypeError("the module optimizes by hand, so that noise could not come and go at the right time.")
+
+
+def require_strategy(strategy: Strategy) -> None:
+    if not isinstance(strategy, (SingleDeviceStrategy, DDPStrategy)) or isinstance(strategy, DeepSpeedStrategy):
+        raise TypeError(
+            f'TwinModule trains in one process or with strategy="ddp", not with {type(strategy).__name__}: to '
+            "shard the twins, use fully_shard in a loop of your own."
+        )
 
 
 def require_loss(resample: str, loss: Any) -> None:
