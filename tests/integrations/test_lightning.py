@@ -607,6 +607,51 @@ def test_counts_need_a_loss_of_each_sample_and_then_weigh_it() -> None:
     assert_same_bits(snapshot(found.twins), snapshot(twins))
 
 
+BACKWARDS = list[bool]()  # for each graph that was compiled, whether it is for training
+
+
+def counted(graph: Any, inputs: Any) -> Any:
+    BACKWARDS.append(torch.is_grad_enabled())
+    return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+
+class Compiled(Net):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        if how == "part":
+            self.net = torch.compile(self.net, backend=counted)
+        elif how == "call of a part":
+            self.net.compile(backend="aot_eager")
+        elif how == "call":
+            self.compile(backend="aot_eager")
+        elif how == "method":
+            self.quick = torch.compile(self.net.forward, backend="aot_eager")
+
+
+def test_a_module_with_a_compiled_part_trains_as_without() -> None:
+    torch.compiler.reset()
+    BACKWARDS.clear()
+    found = fitted(Compiled("part"))
+    assert len(BACKWARDS) <= 4  # to look at the mean and to train, however often the weights of another twin come
+    assert True in BACKWARDS
+    for ours, plain in zip(found.twins.parameters(), by_hand().parameters(), strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
+    spread = [e.predict(DATA[:][0]).std.mean().item() for e in (found.estimate(), by_hand().estimate())]
+    assert spread[0] == pytest.approx(spread[1], rel=1e-3)
+
+
+def test_what_is_compiled_in_another_way_is_refused() -> None:
+    for how, what in [("call of a part", "'net'"), ("call", "the module"), ("method", "'quick'")]:
+        with pytest.raises(
+            TypeError, match=rf"^{what} is compiled for this module alone, .* torch.compile\(self.net\)"
+        ):
+            TwinModule(Compiled(how), DATA)
+    with pytest.raises(TypeError, match=r"^the module is compiled as a whole: compile a part of your module instead"):
+        TwinModule(torch.compile(Net(), backend="aot_eager"), DATA)
+    with pytest.raises(TypeError, match=r"^TwinModule itself cannot be compiled: compile a part of your module"):
+        trainer(max_epochs=1).fit(torch.compile(TwinModule(Net(), DATA), backend="aot_eager"))
+
+
 class Late(Net):
     def setup(self, stage: str) -> None:
         self.more = nn.Linear(1, 1)

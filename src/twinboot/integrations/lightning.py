@@ -141,6 +141,7 @@ class TwinModule(Mean):
 
     def configure_callbacks(self) -> Any:  # the first that Lightning asks for
         limits.require_strategy(self.trainer.strategy)
+        limits.require_uncompiled(self)
         own = self.module.configure_callbacks()
         return [*(own if isinstance(own, (list, tuple)) else [own]), _Quiet()]
 

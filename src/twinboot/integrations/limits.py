@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy, Strategy
 from torch import nn
+from torch._dynamo import OptimizedModule
+
+COMPILE = "compile a part of your module instead, as in self.net = torch.compile(self.net)"
 
 
 def require_module(module: Any) -> None:
+    if isinstance(module, OptimizedModule):
+        raise TypeError(f"the module is compiled as a whole: {COMPILE}.")
     if not isinstance(module, pl.LightningModule):
         raise TypeError(
             f"module must be a LightningModule of the package lightning, not {type(module).__name__} of "
@@ -17,6 +23,24 @@ def require_module(module: Any) -> None:
         )
     if not module.automatic_optimization:
         raise TypeError("the module optimizes by hand, so that noise could not come and go at the right time.")
+    for name, part in module.named_modules():
+        for key, value in vars(part).items():
+            if _is_compiled_method(value) and not isinstance(part, OptimizedModule):  # which can be copied
+                path = [name] if key == "_compiled_call_impl" else [name, key]
+                what = repr(".".join(filter(None, path))) if any(path) else "the module"
+                raise TypeError(f"{what} is compiled for this module alone, and twins are copies of it: {COMPILE}.")
+
+
+def _is_compiled_method(value: Any) -> bool:
+    """A copy of the module has lost it, or would run the module that it is a copy of."""
+    if not hasattr(value, "_torchdynamo_orig_callable"):
+        return False
+    return isinstance(getattr(inspect.unwrap(value), "__self__", None), nn.Module)
+
+
+def require_uncompiled(wrapper: pl.LightningModule) -> None:
+    if wrapper._compiler_ctx is not None:
+        raise TypeError(f"TwinModule itself cannot be compiled: {COMPILE}.")
 
 
 def require_strategy(strategy: Strategy) -> None:
