@@ -668,6 +668,15 @@ class Newton(Net):
         return torch.optim.LBFGS(self.parameters())
 
 
+class Listing(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.chosen = list(self.parameters())
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.chosen)
+
+
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 def test_mistakes_get_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"^module must be a LightningModule of the package lightning, not Sequential"):
@@ -680,6 +689,8 @@ def test_mistakes_get_one_sentence(tmp_path: Path) -> None:
         fitted(Late())
     with pytest.raises(TypeError, match=r"which LBFGS is not made for"):
         fitted(Newton())
+    with pytest.raises(TypeError, match=r"^configure_optimizers gave the optimizer weights that are no twin's"):
+        fitted(Listing())
     with pytest.raises(TypeError, match=r"^the Trainer has training data of its own"):
         trainer(max_epochs=1).fit(TwinModule(Net(), DATA), DataLoader(DATA, 10))
     run = trainer(max_epochs=1)

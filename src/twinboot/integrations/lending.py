@@ -99,7 +99,7 @@ def unite(made: Sequence[Any]) -> None:
     The first keeps its groups of parameters, so that schedulers made for it go on as they are; what an optimizer noted
     about the weights of another twin when it was made, it takes over.
     """
-    first, *others = [list(_optimizers(answer)) for answer in made]
+    first, *others = [list(optimizers_in(answer)) for answer in made]
     for optimizer in first:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise TypeError("twins take one gradient for each step, which LBFGS is not made for: choose another.")
@@ -114,11 +114,11 @@ def unite(made: Sequence[Any]) -> None:
             mates[0].state.update(mate.state)
 
 
-def _optimizers(answer: Any) -> Iterator[torch.optim.Optimizer]:
+def optimizers_in(answer: Any) -> Iterator[torch.optim.Optimizer]:
     if isinstance(answer, torch.optim.Optimizer):
         yield answer
     elif isinstance(answer, Mapping):
-        yield from _optimizers(answer.get("optimizer"))
+        yield from optimizers_in(answer.get("optimizer"))
     elif isinstance(answer, (list, tuple)):
         for part in answer:
-            yield from _optimizers(part)
+            yield from optimizers_in(part)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy, Strategy
 from torch import nn
 from torch._dynamo import OptimizedModule
@@ -63,3 +65,13 @@ def require_weights_of(twin: nn.Module, module: nn.Module) -> None:
     known = dict(twin.named_parameters())
     if late := [name for name, _ in module.named_parameters() if name not in known]:
         raise TypeError(f"{late[0]!r} was made in setup(), when the twins were there already: make it in __init__.")
+
+
+def require_weights_in(optimizers: Iterable[torch.optim.Optimizer], twins: nn.Module) -> None:
+    known = set(map(id, twins.parameters()))
+    trained = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    if any(p.requires_grad and id(p) not in known for p in trained):
+        raise TypeError(
+            "configure_optimizers gave the optimizer weights that are no twin's, as from a list that the module made "
+            "in __init__: ask for self.parameters(), or those of a part, in configure_optimizers itself."
+        )

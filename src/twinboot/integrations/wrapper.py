@@ -18,7 +18,7 @@ from ..loader import WEIGHT
 from ..twins import Twins
 from . import limits
 from .judging import Step
-from .lending import Passed, imitate, lend, lent, unite
+from .lending import Passed, imitate, lend, lent, optimizers_in, unite
 
 # What the wrapper has nothing to add to. Passed on if the user's module has it, so that Lightning finds it missing if
 # that has not.
@@ -132,6 +132,7 @@ class Wrapper(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         made = [self.module.configure_optimizers() for _ in self.each_twin(self.twins)]
         unite(made)
+        limits.require_weights_in(optimizers_in(made[0]), self.twins)
         return made[0]
 
     def configure_gradient_clipping(
