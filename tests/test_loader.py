@@ -263,6 +263,21 @@ def test_persistent_workers_go_on_from_epoch_to_epoch() -> None:
         assert_same_bits([list(p[0]) for p in persistent], [list(p[0]) for p in plain])
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dataloader_of_the_steps_gives_the_same_batches_and_counts_nothing(workers: int) -> None:
+    loader, other = (PairedLoader(Augmented(40), Bootstrap(40), 8) for _ in range(2))
+    steps = other.dataloader(num_workers=workers)
+    assert len(steps) == len(loader) == 5
+    assert_same_bits(list(steps), first := list(loader))
+    assert_same_bits(list(steps), first)  # again: the epoch is still the first
+    assert (other.epoch, other.step) == (1, 0)
+    other.epoch = 2
+    assert_same_bits(list(steps), list(loader))
+    other.load_state_dict({**other.state_dict(), "epoch": 1, "step": 3})
+    assert len(steps) == 2
+    assert_same_bits(list(steps), first[3:])
+
+
 def test_a_state_of_another_loader_is_refused_in_a_sentence() -> None:
     state = pairs().state_dict()
     for other, difference in [

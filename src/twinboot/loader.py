@@ -94,17 +94,21 @@ class PairedLoader:
             scale = (counts > 0).sum(1, keepdim=True) / counts.sum(1, keepdim=True)
             weights = (counts * scale).to(torch.get_default_dtype())[self._twins]
         self._fetch = _Fetch(dataset, weights, options.pop("collate_fn", None))
-        self._loader: DataLoader[Any] | None = None
-        if options:  # without any, a DataLoader would only cost time
-            # A whole step is one item of an ordinary DataLoader: its workers fetch the batches of all twins.
-            self._loader = DataLoader(
-                self._fetch,
-                batch_size=None,
-                sampler=_Jobs(self),
-                collate_fn=_unchanged,
-                generator=torch.Generator(torch.get_default_device()).manual_seed(seeds.derive(self.seed, "workers")),
-                **options,
-            )
+        self._loader = self.dataloader(**options) if options else None  # without any it would only cost time
+
+    def dataloader(self, **options: Any) -> DataLoader[Any]:
+        """For loops that must have a DataLoader: one of the steps that are left of the current epoch, each time that it
+        is iterated over. To count epochs and steps is then up to that loop.
+
+        A whole step is one item of it, so that its workers fetch the batches of all twins.
+        """
+        return DataLoader(
+            self._fetch,
+            batch_sampler=_Jobs(self),
+            collate_fn=_only,
+            generator=torch.Generator(torch.get_default_device()).manual_seed(seeds.derive(self.seed, "workers")),
+            **options,
+        )
 
     def __len__(self) -> int:
         """Batches per twin and epoch."""
@@ -170,13 +174,13 @@ class PairedLoader:
 
 
 class _Jobs:
-    """The DataLoader's sampler: it asks the loader for the rest of the epoch each time that it is iterated over."""
+    """The DataLoader's batches, of one step each: a sampler of batches can be told to leave out the first of them."""
 
     def __init__(self, loader: PairedLoader) -> None:
         self.loader = loader
 
-    def __iter__(self) -> Iterator[Job]:
-        return self.loader.jobs()
+    def __iter__(self) -> Iterator[list[Job]]:
+        return ([job] for job in self.loader.jobs())
 
     def __len__(self) -> int:
         return len(self.loader) - self.loader.step
@@ -240,8 +244,9 @@ def _with_weight(batch: Any, weight: Tensor) -> Any:
     )
 
 
-def _unchanged(batches: Any) -> Any:
-    return batches
+def _only(steps: list[Any]) -> Any:
+    [step] = steps
+    return step
 
 
 def require_map_style(dataset: Any) -> None:

@@ -43,7 +43,7 @@ try:
     import accelerate  # noqa: F401 - the Trainer asks for it only when one is made
     from transformers import Trainer, TrainingArguments
 
-    from .pairs import Algorithm, Jobs, Pair, only, without_frozen
+    from .pairs import Algorithm, Pair, without_frozen
 except ImportError as error:
     raise ImportError(
         "this Trainer needs transformers 5.22 or newer, and accelerate: pip install 'twinboot[huggingface]'."
@@ -215,17 +215,12 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
             seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
             collate_fn=self._get_collator_with_removed_columns(self.data_collator, "training"),
         )
-        # The Trainer resumes in mid-epoch by a sampler that leaves out the first batches: of this one it can.
-        return DataLoader(
-            self._paired._fetch,
-            batch_sampler=Jobs(self._paired),
-            collate_fn=only,
+        return self._paired.dataloader(
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
             persistent_workers=self.args.dataloader_persistent_workers,
             prefetch_factor=self.args.dataloader_prefetch_factor,
             multiprocessing_context=self.args.dataloader_multiprocessing_context,
-            generator=torch.Generator().manual_seed(self.args.seed),
         )
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:

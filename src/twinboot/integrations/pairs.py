@@ -1,4 +1,4 @@
-"""What the loop of a Hugging Face Trainer takes for its model and for its data, when it trains twins."""
+"""What the loop of a Hugging Face Trainer takes for its model, and what it calls, when it trains twins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback
 
-from ..loader import PairedLoader
 from ..twins import Twins
 
 if TYPE_CHECKING:
@@ -57,24 +56,6 @@ class Pair(nn.Module):
         core: Any = self.of
         core = core.get_base_model() if hasattr(core, "get_base_model") else core
         return type(core).__name__
-
-
-class Jobs:
-    """The steps of the current epoch, each as a batch of one: so a DataLoader fetches them, and can leave out some."""
-
-    def __init__(self, paired: PairedLoader) -> None:
-        self.paired = paired
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        return ([job] for job in self.paired.jobs())
-
-    def __len__(self) -> int:
-        return len(self.paired)
-
-
-def only(batch: list[Any]) -> Any:
-    [pair] = batch
-    return pair
 
 
 class Algorithm(TrainerCallback):  # type: ignore[misc]
