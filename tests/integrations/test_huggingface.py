@@ -313,12 +313,22 @@ def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path: Path) -> None:
         TwinTrainer(bert(num_labels=1), arguments(tmp_path), train_dataset=data).train()
 
 
-def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("transformers", "twinboot.integrations.pairs"):
-        monkeypatch.setitem(sys.modules, module, None)
+def imported_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "twinboot.integrations.huggingface")
+    importlib.import_module("twinboot.integrations.huggingface")
+
+
+@pytest.mark.parametrize("package", ["transformers", "accelerate"])
+def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ImportError, match=r"pip install 'twinboot\[huggingface\]'\.$"):
-        importlib.import_module("twinboot.integrations.huggingface")
+        imported_anew(monkeypatch)
+
+
+def test_a_fault_of_our_own_does_not_blame_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "twinboot.integrations.pairs", None)
+    with pytest.raises(ImportError, match=r"import of twinboot\.integrations\.pairs halted"):
+        imported_anew(monkeypatch)
 
 
 def test_the_package_itself_does_not_load_transformers() -> None:

@@ -42,8 +42,6 @@ from torch.utils.data import DataLoader, Subset
 try:
     import accelerate  # noqa: F401 - the Trainer asks for it only when one is made
     from transformers import Trainer, TrainingArguments
-
-    from .pairs import Algorithm, Pair, without_frozen
 except ImportError as error:
     raise ImportError(
         "this Trainer needs transformers 5.22 or newer, and accelerate: pip install 'twinboot[huggingface]'."
@@ -58,6 +56,7 @@ from ..partition import Partition
 from ..prediction import Prediction, Task
 from ..replicate import Places, replicate
 from ..twins import Twins, require_mode
+from .pairs import Algorithm, Pair, without_frozen
 from .pretrained import Logits, load, read_sigma, renamed, task_of, write_sigma
 
 __all__ = ["TwinTrainer", "load"]
