@@ -1,8 +1,10 @@
 """A TwinTrainer trains as the loop that one would write, judges the mean, and goes on where it was stopped."""
 
 import importlib
+import inspect
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +21,7 @@ from transformers import (
     BertForTokenClassification,
     EarlyStoppingCallback,
     Trainer,
+    __version__,
     default_data_collator,
     set_seed,
 )
@@ -329,6 +332,20 @@ def test_a_fault_of_our_own_does_not_blame_the_extra(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "twinboot.integrations.pairs", None)
     with pytest.raises(ImportError, match=r"import of twinboot\.integrations\.pairs halted"):
         imported_anew(monkeypatch)
+
+
+@pytest.mark.parametrize("name", ["_clip_grad_norm", "_load_best_model", "_save"])
+def test_a_trainer_that_names_its_methods_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.delattr(Trainer, name)
+    with pytest.raises(ImportError, match=rf"the Trainer of transformers {__version__} has no {name}, in whose place"):
+        imported_anew(monkeypatch)
+
+
+def test_every_method_that_replaces_one_is_checked() -> None:
+    """Each name of a TwinTrainer that a Trainer has, too, was looked up there when the class was made."""
+    own = {name for name in vars(TwinTrainer) if hasattr(Trainer, name) and not name.startswith("__")}
+    source = inspect.getsource(TwinTrainer)
+    assert own - set(re.findall(r"@called_by_trainer\n    def (\w+)", source)) == {"predict"}  # which only people call
 
 
 def test_the_package_itself_does_not_load_transformers() -> None:

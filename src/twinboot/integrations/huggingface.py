@@ -32,7 +32,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,7 @@ from torch.utils.data import DataLoader, Subset
 try:
     import accelerate  # noqa: F401 - the Trainer asks for it only when one is made
     from transformers import Trainer, TrainingArguments
+    from transformers import __version__ as installed
 except ImportError as error:
     raise ImportError(
         "this Trainer needs transformers 5.22 or newer, and accelerate: pip install 'twinboot[huggingface]'."
@@ -62,6 +63,17 @@ from .pretrained import Logits, load, read_sigma, renamed, task_of, write_sigma
 __all__ = ["TwinTrainer", "load"]
 
 TWINS = "twins.pt"  # in a checkpoint: what the twins need to go on
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def called_by_trainer(method: Method) -> Method:
+    """For a method in the place of one of Trainer's own: under another name there, it would never be called."""
+    if not hasattr(Trainer, name := method.__name__):
+        raise ImportError(
+            f"the Trainer of transformers {installed} has no {name}, in whose place TwinTrainer has its own: use "
+            "transformers 5.22, or a twinboot that knows this one."
+        )
+    return method
 
 
 class TwinTrainer(Trainer):  # type: ignore[misc]
@@ -201,6 +213,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
 
     # Below: where the Trainer's own loop meets the twins.
 
+    @called_by_trainer
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Pairs of batches: one for each twin, each from its own bootstrap sample."""
         if self.train_dataset is None or self.bootstrap is None:
@@ -222,14 +235,17 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
             multiprocessing_context=self.args.dataloader_multiprocessing_context,
         )
 
+    @called_by_trainer
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         return super().create_optimizer(self.twins)  # type: ignore[no-any-return]
 
+    @called_by_trainer
     def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
         if not training:
             return super()._wrap_model(self.model, training=False)
         return self._twinned().prepared(self.accelerator)
 
+    @called_by_trainer
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         pair, losses = self._twinned(), []
         self._settled = False
@@ -239,41 +255,49 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
                 losses.append(super().training_step(model, batch, count))
         return torch.stack(losses).mean()
 
+    @called_by_trainer
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         if not batch_samples or isinstance(batch_samples[0], Mapping):
             return super()._get_num_items_in_batch(batch_samples, device)
         of_twins = map(list, zip(*batch_samples, strict=True))
         return [super(TwinTrainer, self)._get_num_items_in_batch(batches, device) for batches in of_twins]
 
+    @called_by_trainer
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
         self.accelerator.unscale_gradients()
         norms = [clip_grad_norm_(twin.parameters(), self.args.max_grad_norm) for twin in self.twins]
         return torch.stack(norms).mean()
 
+    @called_by_trainer
     def floating_point_ops(self, inputs: Any) -> int:
         return sum(super(TwinTrainer, self).floating_point_ops(batch) for batch in inputs)
 
+    @called_by_trainer
     def _track_num_input_tokens(self, inputs: Any) -> None:
         for batch in inputs:
             super()._track_num_input_tokens(batch)
 
+    @called_by_trainer
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         self._settle()
         self._match_precision()
         return super().evaluation_loop(*args, **kwargs)
 
+    @called_by_trainer
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         self._settle()
         super()._save(output_dir, state_dict)
         if (sigma := self._partition) is not None and self.args.should_save:
             write_sigma(output_dir or self.args.output_dir, sigma)
 
+    @called_by_trainer
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
         if self.args.should_save:
             state = {"twins": without_frozen(self.twins), "loader": self._paired.state_dict()}
             torch.save(state, Path(output_dir) / TWINS)
 
+    @called_by_trainer
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
@@ -288,6 +312,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         self.twins.load_state_dict({**self.twins.state_dict(), **state["twins"]})
         self._settled = False
 
+    @called_by_trainer
     def _load_best_model(self) -> None:
         self._settle()
         super()._load_best_model()
