@@ -305,9 +305,27 @@ def test_mistakes_get_one_sentence(tmp_path: Path) -> None:
         TwinTrainer(bert(), args, train_dataset=iter(data))
     with pytest.raises(ValueError, match="needs a train_dataset"):
         TwinTrainer(bert(), args).train()
+    with pytest.raises(ValueError, match="FSDP and DeepSpeed spread the weights"):
+        TwinTrainer(bert(), arguments(tmp_path, fsdp=True), train_dataset=data)
     args._n_gpu = 2
     with pytest.raises(ValueError, match="2 GPUs in one process"):
         TwinTrainer(bert(), args, train_dataset=data)
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "deepspeed"])
+def test_weights_that_accelerate_would_spread_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """As its own config or launcher asks for it, which takes a GPU or DeepSpeed: here the Trainer only believes it."""
+    made = Trainer.create_accelerator_and_postprocess
+
+    def believing(self: Any) -> None:
+        made(self)
+        setattr(self, f"is_{kind}_enabled", True)
+
+    monkeypatch.setattr(Trainer, "create_accelerator_and_postprocess", believing)
+    with pytest.raises(ValueError, match="FSDP and DeepSpeed spread the weights"):
+        TwinTrainer(bert(), arguments(tmp_path), train_dataset=sentences())
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path: Path) -> None:

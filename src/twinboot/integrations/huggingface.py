@@ -63,6 +63,7 @@ from .pretrained import Logits, load, read_sigma, renamed, task_of, write_sigma
 __all__ = ["TwinTrainer", "load"]
 
 TWINS = "twins.pt"  # in a checkpoint: what the twins need to go on
+SPREAD = "FSDP and DeepSpeed spread the weights that twins need whole: use plain torchrun (DDP)."
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -119,6 +120,8 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
     ) -> None:
         require_mode(mode)
         args = args or TrainingArguments("tmp_trainer")
+        if args.fsdp:  # on a CPU accelerate would leave it out without a word
+            raise ValueError(SPREAD)
         if train_dataset is not None:
             require_map_style(train_dataset)
             bootstrap = bootstrap or Bootstrap(len(train_dataset), seed=args.seed)
@@ -172,8 +175,8 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
     def _refuse(self) -> None:
         if self.optimizer is not None:
             raise ValueError("the optimizer must be one of the twins' weights: use optimizer_cls_and_kwargs instead.")
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            raise ValueError("FSDP and DeepSpeed spread the weights that twins need whole: use plain torchrun (DDP).")
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:  # by a config of accelerate, or by its launcher
+            raise ValueError(SPREAD)
         if self.args.n_gpu > 1:
             raise ValueError(f"{self.args.n_gpu} GPUs in one process: start one for each, with torchrun, or hide some.")
         if (strategy := self.args.train_sampling_strategy) not in ("random", "sequential"):
