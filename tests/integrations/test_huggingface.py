@@ -20,6 +20,8 @@ from torch.utils.data import DataLoader, Subset
 from transformers import (
     BertForTokenClassification,
     EarlyStoppingCallback,
+    ResNetConfig,
+    ResNetForImageClassification,
     Trainer,
     __version__,
     default_data_collator,
@@ -179,6 +181,52 @@ def test_the_best_model_comes_back_with_its_own_sigma(tmp_path: Path) -> None:
     trainer.evaluate()  # which must not bring back the last one
     assert same(weights(trainer.model), model)
     assert same(trainer.estimate().sigma, sigma)
+
+
+def pictures(n: int = 60, seed: int = 0) -> list[dict[str, Any]]:
+    """8 x 8 pixels of noise in three colours around 5, of which one is brighter: that is the label."""
+    labels = torch.arange(n) % 3
+    pixels = 5 + torch.randn(n, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+    pixels += 3 * nn.functional.one_hot(labels, 3)[:, :, None, None]
+    return [{"pixel_values": x, "labels": label} for x, label in zip(pixels, labels.tolist(), strict=True)]
+
+
+def resnet() -> Any:
+    torch.manual_seed(1)
+    size: dict[str, Any] = {"embedding_size": 4, "hidden_sizes": [4], "depths": [1], "layer_type": "basic"}
+    return ResNetForImageClassification(ResNetConfig(num_labels=3, **size))
+
+
+def test_the_mean_has_batchnorm_statistics_of_its_own_where_it_is_judged_and_saved(tmp_path: Path) -> None:
+    """All samples are one batch here, so that the statistics are exactly those of the samples that some twin saw."""
+    data = pictures()
+
+    def trainer_in(folder: Path, **options: Any) -> TwinTrainer:
+        args = arguments(folder, per_device_train_batch_size=60, num_train_epochs=6, **options)
+        return TwinTrainer(resnet(), args, train_dataset=data)
+
+    trainer = trainer_in(tmp_path, eval_strategy="epoch", save_strategy="epoch")
+    trainer.train()
+    first = trainer.model.resnet.embedder.embedder
+    seen = torch.stack([data[i]["pixel_values"] for i in trainer.bootstrap.seen.tolist()])
+    into = first.convolution(seen).transpose(0, 1).flatten(1)
+    torch.testing.assert_close(first.normalization.running_mean, into.mean(1), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(first.normalization.running_var, into.var(1), rtol=1e-4, atol=1e-5)
+    for twin in trainer.twins:  # which, after 6 steps with a momentum of 0.1, still know how they began
+        assert not torch.allclose(twin.resnet.embedder.embedder.normalization.running_mean, into.mean(1), rtol=0.2)
+
+    saved = ResNetForImageClassification.from_pretrained(tmp_path / "checkpoint-6").eval()
+    assert same(weights(saved), weights(trainer.model))
+    assert same(weights(trainer.estimate().module), weights(trainer.model))
+    unseen = default_data_collator([data[i] for i in trainer.bootstrap.unseen.tolist()])
+    assert saved(**unseen).loss.item() == pytest.approx(trainer.state.log_history[-2]["eval_loss"], rel=1e-5)
+
+    plain = trainer_in(tmp_path / "plain")  # to judge and save changes nothing in a run
+    plain.train()
+    assert same(weights(plain.twins), weights(trainer.twins))
+    again = trainer_in(tmp_path / "again")
+    again.train(str(tmp_path / "checkpoint-3"))
+    assert same(weights(again.model), weights(trainer.model))
 
 
 def test_predict_averages_over_the_draws_of_the_estimate(tmp_path: Path) -> None:

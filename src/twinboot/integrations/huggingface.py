@@ -13,6 +13,8 @@ gave, and holds the mean of the twins whenever it is judged, saved or handed bac
   one are gone before those of the other come. `max_grad_norm` clips each twin by itself. With accumulation each
   micro-batch has noise of its own.
 - With an adapter (peft) the frozen backbone is held once, and only what is trained is twinned (docs/lora-memory.md).
+- BatchNorm of the mean has statistics of its own, of at most 1024 samples that some twin sees, taken whenever the mean
+  is judged or saved.
 - Without an `eval_dataset` the samples that no twin saw are the validation set.
 - A reset comes at the start of the epoch that follows, so that what is judged and saved is from before it.
 - A checkpoint holds the mean model as transformers writes it, `sigma.safetensors`, and what a run needs to go on: the
@@ -56,7 +58,9 @@ from ..loader import PairedLoader, require_map_style
 from ..partition import Partition
 from ..prediction import Prediction, Task
 from ..replicate import Places, replicate
+from ..training import ENOUGH
 from ..twins import Twins, require_mode
+from .judging import Judge
 from .pairs import Algorithm, Pair, without_frozen
 from .pretrained import Logits, load, read_sigma, renamed, task_of, write_sigma
 
@@ -182,6 +186,11 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         if (strategy := self.args.train_sampling_strategy) not in ("random", "sequential"):
             raise ValueError(f'train_sampling_strategy={strategy!r} is not for twins: use "random" or "sequential".')
 
+    def _known_bootstrap(self) -> Bootstrap:
+        if self.train_dataset is None or self.bootstrap is None:
+            raise ValueError("training needs a train_dataset.")
+        return self.bootstrap
+
     def _twinned(self) -> Pair:
         if self._pair is None or self._pair.of is not self.model:  # `model_init` makes another one for each training
             replicas = self.bootstrap.replicas if self.bootstrap else 2
@@ -199,6 +208,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         if self._settled:
             return
         estimate = self.twins.estimate()
+        self._give_statistics(estimate.module)
         names = list(estimate.partition.parameter_shapes)
         with torch.no_grad():
             for to, mean in zip(Places(self.model, names).read(), Places(estimate.module, names).read(), strict=True):
@@ -208,6 +218,19 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         if hasattr(self.model, "config"):  # which a model completes when it first sees labels
             self.model.config.problem_type = getattr(estimate.module.config, "problem_type", None)
         self._partition, self._settled = estimate.partition, True
+
+    def _give_statistics(self, mean: nn.Module) -> None:
+        """BatchNorm statistics of the mean's own: those of the twins belong to other weights."""
+        collate = self._get_collator_with_removed_columns(self.data_collator, "training")
+        options = {"collate_fn": collate, "num_workers": self.args.dataloader_num_workers}
+        judge = Judge(self.train_dataset, self._known_bootstrap(), self._train_batch_size, self.args.seed, options)
+
+        @torch.no_grad()
+        def step(module: nn.Module, batch: Any, number: int) -> tuple[float, int]:
+            with self.accelerator.autocast():
+                return self.compute_loss(module, self._prepare_inputs(batch)).item(), 1
+
+        judge.give_statistics(mean, step, self.args.device, ENOUGH)
 
     def _match_precision(self) -> None:
         """Run `model` under autocast if the twins train so, as a Trainer's own model does."""
@@ -219,11 +242,9 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
     @called_by_trainer
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Pairs of batches: one for each twin, each from its own bootstrap sample."""
-        if self.train_dataset is None or self.bootstrap is None:
-            raise ValueError("training needs a train_dataset.")
         self._paired = PairedLoader(
             self.train_dataset,
-            self.bootstrap,
+            self._known_bootstrap(),
             self._train_batch_size,
             shuffle=self.args.train_sampling_strategy != "sequential",
             drop_last=self.args.dataloader_drop_last,
