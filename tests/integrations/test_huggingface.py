@@ -229,6 +229,27 @@ def test_the_mean_has_batchnorm_statistics_of_its_own_where_it_is_judged_and_sav
     assert same(weights(again.model), weights(trainer.model))
 
 
+def test_compiled_twins_give_the_same_run(tmp_path: Path) -> None:
+    runs = {}
+    for compiled in (False, True):
+        torch.compiler.reset()
+        model = bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+        backend = {"torch_compile": True, "torch_compile_backend": "aot_eager"} if compiled else {}
+        args = arguments(tmp_path, max_steps=3, eval_strategy="steps", eval_steps=2, **backend)
+        trainer = TwinTrainer(model, args, train_dataset=sentences())
+        trainer.train()
+        judged = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+        runs[compiled] = trainer.twins.state_dict(), judged, trainer.predict(sentences(), 2).probs
+        assert isinstance(trainer.model_wrapped, torch._dynamo.OptimizedModule) == compiled
+        trainer.save_model(str(tmp_path / "final"))
+    (plain, plain_loss, plain_probs), (found, loss, probs) = runs[False], runs[True]
+    for name, t in plain.items():
+        torch.testing.assert_close(found[name], t, atol=1e-5, rtol=1e-4)
+    assert loss == pytest.approx(plain_loss, rel=1e-4)
+    assert torch.allclose(probs, plain_probs, atol=1e-4)
+    assert same(weights(type(model).from_pretrained(tmp_path / "final")), weights(trainer.model))
+
+
 def test_predict_averages_over_the_draws_of_the_estimate(tmp_path: Path) -> None:
     data = sentences()
     trainer = TwinTrainer(bert(), arguments(tmp_path), train_dataset=data)
