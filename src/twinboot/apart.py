@@ -47,10 +47,11 @@ class Apart(Twins):
             whose square is right on average; sigma's relative error is about 1 / sqrt(2 * sketch). Best a prime, such
             as 251. None: sigma stays as it is in between.
 
-    A rank holds the weights of one model, and once more for `sampled()` to put back; what other twins send comes in
-    parts. Sigma is the same on all ranks. For the same weights and seed, the exact sigma, a reset and the estimate have
-    the bits that `Twins` in one process would give them. The noise of `sampled()` is each rank's own. A generator that
-    is given to `reset` must be seeded alike on all ranks.
+    A rank holds the weights of one model, and once more for `sampled()` to put back (with Adam, five numbers for each
+    weight instead of the four of plain training); what other twins send comes in parts. Sigma is the same on all ranks.
+    For the same weights and seed, the exact sigma, a reset and the estimate have the bits that `Twins` in one process
+    would give them. The noise of `sampled()` is each rank's own. A generator that is given to `reset` must be seeded
+    alike on all ranks.
 
     Where a twin has several ranks, wrap it: `DistributedDataParallel(twins, process_group=mesh.get_group("data"))`.
     Batches: `PairedLoader(..., share=twins.share, twin=twins.twin)`. `update`, `reset` and `estimate` are calls that
