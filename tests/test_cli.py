@@ -155,7 +155,8 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(tmp_path: Path) 
     """A real process, stopped by a real signal in the middle of its run."""
     few = ["--rates", "0.1", "--batches", "10", "--noises", "0.3", "--sizes", "20", "30", "60000", "--seeds", "5"]
     command = [sys.executable, "-m", "twinboot.cli", "sweeps", *few, "--epochs", "13", "--out", str(tmp_path)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    heeds: Any = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 - a shell's background jobs do not
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=heeds)
     parts, deadline = tmp_path / "sweeps" / "parts", time.monotonic() + 120
     while not (parts / "size-30").exists():
         assert time.monotonic() < deadline

@@ -7,11 +7,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from processes import together
 from sentences import arguments, bert, gpt2, inputs, sentences, spoken
 from torch import nn
@@ -30,6 +32,16 @@ from transformers import (
 
 from twinboot import Bootstrap, PairedLoader, Twins, resets
 from twinboot.integrations.huggingface import TwinTrainer
+
+
+@pytest.fixture(autouse=True)
+def no_traces() -> Iterator[None]:
+    """Arguments such as fsdp=True are written into the environment, and accelerate keeps what it found there."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def weights(module: nn.Module) -> dict[str, torch.Tensor]:

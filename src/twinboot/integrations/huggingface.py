@@ -331,7 +331,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
                 f"{checkpoint} has no {TWINS}, as a plain Trainer or save_only_model=True leaves it: twins cannot go "
                 "on from it, but a new run can start with its model."
             )
-        state = torch.load(path, map_location=self.args.device, weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
         self._paired.load_state_dict(state["loader"])  # which refuses another dataset, bootstrap or batch size
         self.twins.load_state_dict({**self.twins.state_dict(), **state["twins"]})
         self._settled = False
