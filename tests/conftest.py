@@ -1,4 +1,5 @@
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,3 +14,12 @@ torch.set_num_threads(1)
 def same_start() -> None:
     """Models that a test builds with PyTorch's own initialisation are the same in each run of the tests."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """What libraries write into the environment, as trainers do for processes of theirs, ends with the test."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)

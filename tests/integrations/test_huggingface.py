@@ -35,12 +35,9 @@ from twinboot.integrations.huggingface import TwinTrainer
 
 
 @pytest.fixture(autouse=True)
-def no_traces() -> Iterator[None]:
-    """Arguments such as fsdp=True are written into the environment, and accelerate keeps what it found there."""
-    before = dict(os.environ)
+def forgetful() -> Iterator[None]:
+    """Accelerate keeps what it found in the environment, where arguments such as fsdp=True are written."""
     yield
-    os.environ.clear()
-    os.environ.update(before)
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
