@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.utils.data import DataLoader, Dataset
 
 from . import calibration, files
+from .calling import called, chunks_of, evaluating, first_tensor
 from .devices import moved
 from .noise import normals
 from .partition import Partition
@@ -106,9 +106,9 @@ class Estimate(nn.Module):
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size!r}.")
         scale = self.scale if scale is None else scale
-        chunks = _chunks(x, batch_size, self.partition.sigma.device)
+        chunks = chunks_of(x, batch_size, self.partition.sigma.device)
         draws = [derive(seed, "predict", s) for s in range(samples)]
-        with torch.no_grad(), _evaluating(self.module):
+        with torch.no_grad(), evaluating(self.module):
             if vectorize is None and len(draws) and self.partition.sizes.sum() <= _SMALL_MODEL:
                 try:
                     with warnings.catch_warnings():
@@ -124,7 +124,7 @@ class Estimate(nn.Module):
         moments = [Moments(task) for _ in chunks]
         # Inside vmap a module may keep what is only valid there (weight_norm's hook does), so that uses up a copy.
         module = replicate(self.module)[0] if vectorize else self.module
-        run: Callable[..., Tensor] = partial(_run, module, task, self.temperature)
+        run: Callable[..., Tensor] = partial(called, module, task, self.temperature)
         run = vmap(run, in_dims=(0, None)) if vectorize else run
         for weights in self._stacks(draws, scale, vectorize):
             for part, chunk in zip(moments, chunks, strict=True):
@@ -176,10 +176,10 @@ class Estimate(nn.Module):
             drawn = []
             for weights in self._stacks(draws, scale, vectorize=False):
                 inputs = (moved(tuple(batch[:-1]), labels.device) for batch in batches)
-                drawn.append(torch.cat([_run(self.module, "classification", 1.0, weights, x) for x in inputs]))
+                drawn.append(torch.cat([called(self.module, "classification", 1.0, weights, x) for x in inputs]))
             return torch.stack(drawn)
 
-        with torch.no_grad(), _evaluating(self.module):
+        with torch.no_grad(), evaluating(self.module):
             classes = logits(0.0).shape[2]
             if bool(((labels < 0) | (labels >= classes)).any()):
                 raise ValueError(f"labels must lie between 0 and {classes - 1}, as the model has {classes} classes.")
@@ -202,7 +202,7 @@ class Estimate(nn.Module):
         """
         if hasattr(loader, "bootstrap"):
             raise TypeError("give a plain DataLoader of the training data: a PairedLoader would count its epochs on.")
-        picked = map(inputs or _first_tensor, loader)
+        picked = map(inputs or first_tensor, loader)
         first = next(picked, None)
         if first is None:
             raise ValueError("the loader gave no batch, so there are no statistics to take.")
@@ -246,59 +246,3 @@ def averaged(module: nn.Module, partition: Partition) -> list[Tensor]:
     layers = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
     statistics = [s for m in layers for s in (m.running_mean, m.running_var) if s is not None]
     return Places(module, list(partition.parameter_shapes)).read() + statistics
-
-
-def _run(module: nn.Module, task: Task, temperature: float, weights: dict[str, Tensor], x: Any) -> Tensor:
-    """The module's output for x with some of its weights replaced."""
-    args, kwargs = ((), dict(x)) if isinstance(x, Mapping) else (x if isinstance(x, tuple) else (x,), {})
-    output = functional_call(module, weights, args, kwargs)
-    output = getattr(output, "logits", output)  # where models of Hugging Face give them, and values, too
-    if not isinstance(output, Tensor):
-        raise TypeError(f"predict needs a model that returns a tensor, not {type(output).__name__}.")
-    if task == "classification" and (output.ndim < 2 or output.shape[1] < 2):
-        raise ValueError(
-            "classification needs logits of at least two classes along dimension 1, but the model gives shape "
-            f'{tuple(output.shape)}; for values use task="regression".'
-        )
-    return output / temperature if task == "classification" and temperature != 1 else output
-
-
-def _first_tensor(batch: Any) -> Tensor:
-    while isinstance(batch, (tuple, list)):
-        batch = batch[0]
-    if not isinstance(batch, Tensor):
-        raise TypeError(f"batches are {type(batch).__name__}: say with inputs= which tensor of them the model takes.")
-    return batch
-
-
-def _chunks(x: Any, size: int, device: torch.device) -> list[Callable[[], Any]]:
-    """The inputs in parts of `size`; each part is cut and moved only when it is asked for."""
-    tensors = x.values() if isinstance(x, Mapping) else x if isinstance(x, (tuple, list)) else [x]
-    lengths = {len(t) for t in tensors if isinstance(t, Tensor) and t.ndim}
-    if len(lengths) != 1:
-        raise ValueError(
-            "x must be a tensor, or a tuple or mapping of tensors, with the same number of inputs along dimension 0; "
-            f"found {sorted(lengths) or f'no tensor in {type(x).__name__}'}."
-        )
-
-    def cut(start: int) -> Any:
-        def part(t: Any) -> Any:
-            return t[start : start + size].to(device) if isinstance(t, Tensor) and t.ndim else t
-
-        if isinstance(x, Mapping):
-            return {key: part(t) for key, t in x.items()}
-        return tuple(map(part, x)) if isinstance(x, (tuple, list)) else part(x)
-
-    return [lambda start=start: cut(start) for start in range(0, max(lengths.pop(), 1), size)]  # type: ignore[misc]
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode for the time of the block; each submodule gets back the mode that it had."""
-    modes = {m: m.training for m in module.modules()}
-    module.eval()
-    try:
-        yield
-    finally:
-        for m, mode in modes.items():
-            m.training = mode

@@ -633,7 +633,7 @@ def test_a_module_with_a_compiled_part_trains_as_without() -> None:
     BACKWARDS.clear()
     found = fitted(Compiled("part"))
     assert len(BACKWARDS) <= 4  # to look at the mean and to train, however often the weights of another twin come
-    assert True in BACKWARDS
+    assert any(BACKWARDS)  # at least one graph was compiled for training
     for ours, plain in zip(found.twins.parameters(), by_hand().parameters(), strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
     spread = [e.predict(DATA[:][0]).std.mean().item() for e in (found.estimate(), by_hand().estimate())]

@@ -33,8 +33,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +43,6 @@ from torch.utils.data import DataLoader, Subset
 try:
     import accelerate  # noqa: F401 - the Trainer asks for it only when one is made
     from transformers import Trainer, TrainingArguments
-    from transformers import __version__ as installed
 except ImportError as error:
     raise ImportError(
         "this Trainer needs transformers 5.22 or newer, and accelerate: pip install 'twinboot[huggingface]'."
@@ -57,28 +55,16 @@ from ..groups import Grouping
 from ..loader import PairedLoader, require_map_style
 from ..partition import Partition
 from ..prediction import Prediction, Task
-from ..replicate import Places, replicate
+from ..replicate import replicate
 from ..training import ENOUGH
 from ..twins import Twins, require_mode
 from .judging import Judge
-from .pairs import Algorithm, Pair, without_frozen
-from .pretrained import Logits, load, read_sigma, renamed, task_of, write_sigma
+from .pairs import Algorithm, Pair
+from .pretrained import Logits, load, read_sigma, renamed, take_mean, task_of, write_sigma
+from .resuming import read_twins, write_twins
+from .trainers import SPREAD, called_by_trainer, refuse, workers
 
 __all__ = ["TwinTrainer", "load"]
-
-TWINS = "twins.pt"  # in a checkpoint: what the twins need to go on
-SPREAD = "FSDP and DeepSpeed spread the weights that twins need whole: use plain torchrun (DDP)."
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def called_by_trainer(method: Method) -> Method:
-    """For a method in the place of one of Trainer's own: under another name there, it would never be called."""
-    if not hasattr(Trainer, name := method.__name__):
-        raise ImportError(
-            f"the Trainer of transformers {installed} has no {name}, in whose place TwinTrainer has its own: use "
-            "transformers 5.22, or a twinboot that knows this one."
-        )
-    return method
 
 
 class TwinTrainer(Trainer):  # type: ignore[misc]
@@ -137,7 +123,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         self._partition: Partition | None = None  # sigma of what `model` holds; None before any training
         self._settled = True  # whether `model` and `_partition` are those of the twins as they are
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, **options)
-        self._refuse()
+        refuse(self)
         self.add_callback(Algorithm(self))
 
     @property
@@ -176,16 +162,6 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         estimate = Estimate(logits, renamed(partition, "model."))
         return estimate.predict(numbers, samples, task, batch_size=1, scale=scale, seed=seed, vectorize=False)
 
-    def _refuse(self) -> None:
-        if self.optimizer is not None:
-            raise ValueError("the optimizer must be one of the twins' weights: use optimizer_cls_and_kwargs instead.")
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:  # by a config of accelerate, or by its launcher
-            raise ValueError(SPREAD)
-        if self.args.n_gpu > 1:
-            raise ValueError(f"{self.args.n_gpu} GPUs in one process: start one for each, with torchrun, or hide some.")
-        if (strategy := self.args.train_sampling_strategy) not in ("random", "sequential"):
-            raise ValueError(f'train_sampling_strategy={strategy!r} is not for twins: use "random" or "sequential".')
-
     def _known_bootstrap(self) -> Bootstrap:
         if self.train_dataset is None or self.bootstrap is None:
             raise ValueError("training needs a train_dataset.")
@@ -209,14 +185,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
             return
         estimate = self.twins.estimate()
         self._give_statistics(estimate.module)
-        names = list(estimate.partition.parameter_shapes)
-        with torch.no_grad():
-            for to, mean in zip(Places(self.model, names).read(), Places(estimate.module, names).read(), strict=True):
-                to.copy_(mean)
-            for to, mean in zip(self.model.buffers(), estimate.module.buffers(), strict=True):
-                to.copy_(mean)
-        if hasattr(self.model, "config"):  # which a model completes when it first sees labels
-            self.model.config.problem_type = getattr(estimate.module.config, "problem_type", None)
+        take_mean(self.model, estimate)
         self._partition, self._settled = estimate.partition, True
 
     def _give_statistics(self, mean: nn.Module) -> None:
@@ -251,13 +220,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
             seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
             collate_fn=self._get_collator_with_removed_columns(self.data_collator, "training"),
         )
-        return self._paired.dataloader(
-            num_workers=self.args.dataloader_num_workers,
-            pin_memory=self.args.dataloader_pin_memory,
-            persistent_workers=self.args.dataloader_persistent_workers,
-            prefetch_factor=self.args.dataloader_prefetch_factor,
-            multiprocessing_context=self.args.dataloader_multiprocessing_context,
-        )
+        return self._paired.dataloader(**workers(self.args))
 
     @called_by_trainer
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
@@ -318,22 +281,14 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
         if self.args.should_save:
-            state = {"twins": without_frozen(self.twins), "loader": self._paired.state_dict()}
-            torch.save(state, Path(output_dir) / TWINS)
+            write_twins(output_dir, self.twins, self._paired)
 
     @called_by_trainer
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is None:
             return
-        if not (path := Path(checkpoint) / TWINS).is_file():
-            raise FileNotFoundError(
-                f"{checkpoint} has no {TWINS}, as a plain Trainer or save_only_model=True leaves it: twins cannot go "
-                "on from it, but a new run can start with its model."
-            )
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        self._paired.load_state_dict(state["loader"])  # which refuses another dataset, bootstrap or batch size
-        self.twins.load_state_dict({**self.twins.state_dict(), **state["twins"]})
+        read_twins(checkpoint, self.twins, self._paired)
         self._settled = False
 
     @called_by_trainer

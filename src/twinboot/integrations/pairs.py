@@ -80,9 +80,3 @@ class Algorithm(TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer._settle()
-
-
-def without_frozen(twins: Twins) -> dict[str, Any]:
-    """The state of twins without what they share with the model that they are of."""
-    frozen = {name for name, p in twins.named_parameters(remove_duplicate=False) if not p.requires_grad}
-    return {name: t for name, t in twins.state_dict().items() if name not in frozen}

@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .. import files
 from ..estimate import Estimate
 from ..partition import Partition
 from ..prediction import Task
+from ..replicate import Places
 
 SIGMA = "sigma.safetensors"
 
@@ -46,6 +48,18 @@ def read_sigma(folder: str | os.PathLike[str], model: nn.Module) -> tuple[Partit
             )
     partition = Partition.restore(description, labels, sigma)
     return partition.to(next(model.parameters()).device), calibration
+
+
+@torch.no_grad()
+def take_mean(model: nn.Module, estimate: Estimate) -> None:
+    """Bring the mean of an estimate into the model that it is of."""
+    names = list(estimate.partition.parameter_shapes)
+    for to, mean in zip(Places(model, names).read(), Places(estimate.module, names).read(), strict=True):
+        to.copy_(mean)
+    for to, mean in zip(model.buffers(), estimate.module.buffers(), strict=True):
+        to.copy_(mean)
+    if (config := getattr(model, "config", None)) is not None:  # which a model completes when it first sees labels
+        config.problem_type = getattr(estimate.module.config, "problem_type", None)
 
 
 class Logits(nn.Module):

@@ -1,0 +1,69 @@
+"""How a model is called to predict: on inputs of each form, in parts, in evaluation mode, with other weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from .prediction import Task
+
+
+def called(module: nn.Module, task: Task, temperature: float, weights: dict[str, Tensor], x: Any) -> Tensor:
+    """The module's output for x with some of its weights replaced."""
+    args, kwargs = ((), dict(x)) if isinstance(x, Mapping) else (x if isinstance(x, tuple) else (x,), {})
+    output = functional_call(module, weights, args, kwargs)
+    output = getattr(output, "logits", output)  # where models of Hugging Face give them, and values, too
+    if not isinstance(output, Tensor):
+        raise TypeError(f"predict needs a model that returns a tensor, not {type(output).__name__}.")
+    if task == "classification" and (output.ndim < 2 or output.shape[1] < 2):
+        raise ValueError(
+            "classification needs logits of at least two classes along dimension 1, but the model gives shape "
+            f'{tuple(output.shape)}; for values use task="regression".'
+        )
+    return output / temperature if task == "classification" and temperature != 1 else output
+
+
+def first_tensor(batch: Any) -> Tensor:
+    while isinstance(batch, (tuple, list)):
+        batch = batch[0]
+    if not isinstance(batch, Tensor):
+        raise TypeError(f"batches are {type(batch).__name__}: say with inputs= which tensor of them the model takes.")
+    return batch
+
+
+def chunks_of(x: Any, size: int, device: torch.device) -> list[Callable[[], Any]]:
+    """The inputs in parts of `size`; each part is cut and moved only when it is asked for."""
+    tensors = x.values() if isinstance(x, Mapping) else x if isinstance(x, (tuple, list)) else [x]
+    lengths = {len(t) for t in tensors if isinstance(t, Tensor) and t.ndim}
+    if len(lengths) != 1:
+        raise ValueError(
+            "x must be a tensor, or a tuple or mapping of tensors, with the same number of inputs along dimension 0; "
+            f"found {sorted(lengths) or f'no tensor in {type(x).__name__}'}."
+        )
+
+    def cut(start: int) -> Any:
+        def part(t: Any) -> Any:
+            return t[start : start + size].to(device) if isinstance(t, Tensor) and t.ndim else t
+
+        if isinstance(x, Mapping):
+            return {key: part(t) for key, t in x.items()}
+        return tuple(map(part, x)) if isinstance(x, (tuple, list)) else part(x)
+
+    return [lambda start=start: cut(start) for start in range(0, max(lengths.pop(), 1), size)]  # type: ignore[misc]
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode for the time of the block; each submodule gets back the mode that it had."""
+    modes = {m: m.training for m in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for m, mode in modes.items():
+            m.training = mode

@@ -1,0 +1,39 @@
+"""What twins need of a Hugging Face Trainer: the names of the methods that they replace, and what it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from transformers import Trainer
+from transformers import __version__ as installed
+
+SPREAD = "FSDP and DeepSpeed spread the weights that twins need whole: use plain torchrun (DDP)."
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def called_by_trainer(method: Method) -> Method:
+    """For a method in the place of one of Trainer's own: under another name there, it would never be called."""
+    if not hasattr(Trainer, name := method.__name__):
+        raise ImportError(
+            f"the Trainer of transformers {installed} has no {name}, in whose place TwinTrainer has its own: use "
+            "transformers 5.22, or a twinboot that knows this one."
+        )
+    return method
+
+
+def refuse(trainer: Any) -> None:
+    if trainer.optimizer is not None:
+        raise ValueError("the optimizer must be one of the twins' weights: use optimizer_cls_and_kwargs instead.")
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:  # by a config of accelerate, or by its launcher
+        raise ValueError(SPREAD)
+    if trainer.args.n_gpu > 1:
+        raise ValueError(f"{trainer.args.n_gpu} GPUs in one process: start one for each, with torchrun, or hide some.")
+    if (strategy := trainer.args.train_sampling_strategy) not in ("random", "sequential"):
+        raise ValueError(f'train_sampling_strategy={strategy!r} is not for twins: use "random" or "sequential".')
+
+
+def workers(args: Any) -> dict[str, Any]:
+    """What the arguments say of the processes that read batches."""
+    names = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "multiprocessing_context")
+    return {name: getattr(args, f"dataloader_{name}") for name in names}
