@@ -1,5 +1,6 @@
 """How a run goes, for people and for files."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,31 @@ def test_the_file_is_there_from_the_beginning_and_grows(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_named_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no folder"), open_log(tmp_path / "none" / "log.csv", HISTORY):
         pass
+
+
+def _scalars(directory: Path) -> dict[str, dict[int, float]]:
+    """Name -> epoch -> value, as TensorBoard shows a folder."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TensorBoard's own
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(directory))
+        events.Reload()
+    return {name: {event.step: event.value for event in events.Scalars(name)} for name in events.Tags()["scalars"]}
+
+
+@pytest.mark.parametrize("again", ["run", "other"])
+def test_tensorboard_shows_each_epoch_once_also_of_a_run_that_goes_on(tmp_path: Path, again: str) -> None:
+    with open_log(f"tensorboard:{tmp_path / 'run'}", {name: [] for name in HISTORY}) as log:
+        for epoch in range(2):
+            log.add({name: values[epoch] for name, values in HISTORY.items()})
+        log.add({"epoch": 3, "unseen": 99.0})  # after the last checkpoint: lost
+    with open_log(f"tensorboard:{tmp_path / again}", HISTORY) as log:
+        log.add({"epoch": 3, "unseen": 0.7})
+    found = _scalars(tmp_path / again)
+    assert set(found) == set(HISTORY) - {"epoch"}
+    assert found["unseen"] == pytest.approx({1: 0.8, 2: 0.85, 3: 0.7})
+    assert found["sigma_most"] == pytest.approx({1: 0.1, 2: 0.2})
 
 
 def test_tensorboard_that_is_not_installed_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,18 +60,20 @@ def open_log(where: str | os.PathLike[str] | None, history: History) -> Iterator
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise ImportError("log='tensorboard' needs TensorBoard: pip install tensorboard.") from None
-        first = int(history["epoch"][-1]) + 1 if history["epoch"] else 1
-        with SummaryWriter(directory, purge_step=first) as writer:
-            yield _TensorBoard(writer)
+        with SummaryWriter(directory, purge_step=0) as writer:  # what the folder has of this run is written anew
+            log = _TensorBoard(writer)
+            for values in zip(*history.values(), strict=True):
+                log.add(dict(zip(history, values, strict=True)))
+            yield log
     else:
         path = Path(where)
         if path.suffix != ".csv":
             raise ValueError(f"log must be a file.csv, 'tensorboard' or 'tensorboard:DIRECTORY', not {str(where)!r}.")
         if not path.parent.is_dir():
             raise FileNotFoundError(f"there is no folder {str(path.parent)!r} to write the log to.")
-        log = _Csv(path, history)
-        log.write()
-        yield log
+        file = _Csv(path, history)
+        file.write()
+        yield file
 
 
 class _Nowhere:
