@@ -100,6 +100,20 @@ def test_averaged_epochs_walk_less_and_each_by_itself_is_the_papers() -> None:
     assert moves[3.0] < moves[math.inf]
 
 
+def test_noise_in_training_is_so_many_times_sigma(monkeypatch: pytest.MonkeyPatch) -> None:
+    scales, sampled = [], Twins.sampled
+
+    def spy(self: Twins, scale: float = 1.0) -> Any:
+        scales.append(scale)
+        return sampled(self, scale)
+
+    monkeypatch.setattr(Twins, "sampled", spy)
+    for noise in (0.0, 1.0, 2.5):
+        scales.clear()
+        fit(mlp(), blobs(), epochs=2, noise=noise, **QUIET)
+        assert set(scales) == {noise}
+
+
 def test_counts_and_draws_both_find_a_line_without_noise() -> None:
     x = torch.randn(300, 3, generator=seeded(2))
     data = TensorDataset(x, x @ torch.tensor([1.0, -2.0, 0.5]))
@@ -322,6 +336,8 @@ def test_autocast_trains_too() -> None:
     [
         ({"epochs": 0}, "epochs and patience must be at least 1, not 0"),
         ({"patience": 0}, "epochs and patience must be at least 1"),
+        ({"noise": -1.0}, "noise must be a number of at least 0, not -1.0"),
+        ({"noise": math.nan}, "noise must be a number of at least 0, not nan"),
         ({"loss": "mse"}, "unknown loss 'mse'"),
         ({"resample": "all"}, "unknown resample 'all'"),
         ({"mode": "sampled", "reset": resets.never()}, "unknown reset mode 'sampled'"),
@@ -369,6 +385,7 @@ def test_a_state_that_could_not_be_read_back_is_refused_before_it_is_kept(tmp_pa
     [
         ({"optimizer": lambda p: torch.optim.Adam(p, 0.01)}, r"learning rate was \[0.02\] and is \[0.01\] here"),
         ({"optimizer": lambda p: torch.optim.SGD(p, 0.02)}, "optimizer was Adam and is SGD here"),
+        ({"noise": 2.0}, "noise was 1.0 and is 2.0 here"),
         ({"mode": "mean"}, "mode was sample and is mean here"),
         ({"epochs": 1}, "holds a run of more than 1 epochs"),
         ({"scheduler": lambda o: torch.optim.lr_scheduler.StepLR(o, 3)}, "scheduler was NoneType and is StepLR here"),

@@ -67,6 +67,7 @@ def fit(
     groups: str | Grouping = "layer",
     reset: Callable[[int], bool] | None = None,
     mode: Literal["sample", "mean", "centered"] = "sample",
+    noise: float = 1.0,
     resample: Literal["draws", "counts"] = "counts",
     average: float = POWER,
     bootstrap: Bootstrap | None = None,
@@ -99,6 +100,7 @@ def fit(
         groups: which weights share one sigma, as in `Twins`.
         reset: after which epochs the twins are reset; by default after each, as in the paper.
         mode: how: `"sample"` as in the paper, `"mean"` or `"centered"`.
+        noise: times sigma is the noise on the weights in training; 1 in the paper.
         resample: `"counts"` or `"draws"`, as in `PairedLoader`: the same objective, the first with less work.
         average: what is judged and kept is a mean over the epochs with weights s^average, as single ones walk with
             each reset (`twinboot.averaging`); `math.inf` takes each epoch by itself, as in the paper.
@@ -126,6 +128,8 @@ def fit(
         raise ValueError(f"epochs and patience must be at least 1, not {epochs} and {patience}.")
     require_map_style(dataset)
     require_mode(mode)
+    if not 0 <= noise < math.inf:
+        raise ValueError(f"noise must be a number of at least 0, not {noise}.")
     run = Training(
         model,
         dataset,
@@ -135,6 +139,7 @@ def fit(
         resample=resample,
         bootstrap=bootstrap,
         seed=seed,
+        noise=noise,
         device=device,
         amp=amp,
         **options,
@@ -146,6 +151,7 @@ def fit(
         "loss": loss if isinstance(loss, str) else "a function",
         "batch_size": batch_size,
         "mode": mode,
+        "noise": float(noise),
         "average": str(average),
         "amp": str(amp),
         "optimizer": type(stepper).__name__,

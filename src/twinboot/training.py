@@ -37,6 +37,7 @@ class Training:
         resample: Literal["draws", "counts"],
         bootstrap: Bootstrap | None,
         seed: int,
+        noise: float = 1.0,
         device: str | torch.device | None = None,
         amp: torch.dtype | None = None,
         **options: Any,
@@ -49,7 +50,7 @@ class Training:
         # Under torchrun PyTorch's own wrapper gives all ranks the mean of their gradients.
         alone = ranks.share()[1] == 1
         self.called = [twin if alone else DistributedDataParallel(twin) for twin in self.twins]
-        self.dataset, self.seed, self.amp, self.batch_size = dataset, seed, amp, batch_size
+        self.dataset, self.seed, self.noise, self.amp, self.batch_size = dataset, seed, noise, amp, batch_size
         self.bootstrap = bootstrap or Bootstrap(len(dataset), seed=seed)
         judging = ("collate_fn", "num_workers", "pin_memory")
         self.judging = {name: option for name, option in options.items() if name in judging}
@@ -65,7 +66,7 @@ class Training:
         total, number = torch.zeros((), device=self.device), 0
         for step, pair in enumerate(self.loader, start=1):
             stepper.zero_grad()
-            with own_randomness(self.device, self.seed, epoch, step, *ranks.own()), self.twins.sampled():
+            with own_randomness(self.device, self.seed, epoch, step, *ranks.own()), self.twins.sampled(self.noise):
                 for twin, batch in zip(self.called, pair, strict=True):
                     value = self._loss(twin, batch)
                     scaler.scale(value).backward()

@@ -65,7 +65,10 @@ def test_what_may_not_be_trained_on_changes_nothing(method: str, tmp_path: Path)
         assert apart.nonzero().squeeze(1).equal(Bootstrap(150, seed=0).unseen)
     else:
         assert not apart.any()
+        assert whole.unseen is None
         return
+    assert whole.unseen is not None
+    assert apart.nonzero().squeeze(1).equal(whole.unseen.sort().values)
     changed = TASK.x.clone()
     changed[apart] += 3.0
     other = trained(method, tmp_path / "b", replace(TASK, x=changed))

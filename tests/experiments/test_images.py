@@ -104,6 +104,28 @@ def with_values(row: str, **columns: float | tuple[float, float]) -> dict[str, p
     return {**run.tables, "rows": rows}
 
 
+@pytest.mark.parametrize(
+    ("apart", "answer"),
+    [((0.1, 0.1), "worse"), ((-0.1, -0.1), "better"), ((0.1, -0.1), "no clear difference")],
+)
+def test_what_was_tried_is_judged_by_images_that_no_twin_saw(apart: tuple[float, float], answer: str) -> None:
+    rows = small().tables["rows"]
+    assert rows["unseen"].notna().all()  # each method of this run has such images
+    base = rows[rows["row"] == f"{OURS}, calibrated"].sort_values("seed")["unseen"].to_numpy()
+    tables = with_values(f"{DRAWS}, calibrated", unseen=tuple(base + apart), nll=99.0)
+    [table] = [t for title, t in images.numbers(SMALL, tables).items() if title.startswith("What was tried")]
+    assert table["than Twin-Boot"].tolist() == [answer]
+    assert table[""].tolist() == [DRAWS]
+    assert table["NLL, unseen"].item().startswith(f"{sum(apart) / 2:+.3f} ± ")
+
+
+def test_a_table_of_what_was_tried_needs_something_to_compare() -> None:
+    tables = small().tables
+    without = {**tables, "rows": tables["rows"][~tables["rows"]["row"].str.startswith(DRAWS)]}
+    for config, own in ((SMALL, without), (dataclasses.replace(SMALL, seeds=1), tables)):
+        assert not any(title.startswith("What was tried") for title in images.numbers(config, own))
+
+
 def beats(tables: dict[str, pd.DataFrame]) -> "pd.Series[str]":
     [title, *_], [table, *_] = zip(*images.numbers(SMALL, tables).items(), strict=True)
     assert "2 seeds; clearly: the 95 % interval of the difference on the same seeds leaves 0 out" in title

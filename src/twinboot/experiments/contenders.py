@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Subset, TensorDataset
 
-from .. import calibration, seeds
+from .. import calibration, resets, seeds
 from ..atomic import replacing
 from ..averaging import POWER, Average
 from ..bootstrap import UNSEEN, Bootstrap
@@ -57,13 +57,14 @@ class Task:
 @dataclass(frozen=True, eq=False)
 class Trained:
     """Row of the table -> how it predicts, and how many epochs it took for one of a single model on all images; which
-    images were trained on; how training went."""
+    images were trained on, and which were not and chose the epoch; how training went."""
 
     rows: dict[str, Predict]
     trained_on: Tensor
     curve: pd.DataFrame
     sigma: pd.DataFrame = field(default_factory=pd.DataFrame)
     epochs: dict[str, float] = field(default_factory=dict)  # 1 where nothing is said
+    unseen: Tensor | None = None
 
 
 def hold_out(task: Task, scratch: Path, tick: Tick) -> Trained:
@@ -148,6 +149,8 @@ class Recipe:
     mode: Literal["sample", "mean", "centered"] = "sample"
     resample: Literal["draws", "counts"] = "counts"
     decay: bool = False  # of the learning rate, along a cosine
+    noise: float = 1.0
+    reset: int = 1  # every so many epochs
     groups: str = "layer"
     dropout: float = 0.0
 
@@ -182,7 +185,9 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
         epochs=task.epochs,
         batch_size=task.batch,
         groups=recipe.groups,
+        reset=resets.every(recipe.reset),
         mode=recipe.mode,
+        noise=recipe.noise,
         resample=recipe.resample,
         bootstrap=bootstrap,
         seed=task.seed,
@@ -211,7 +216,7 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
         # What Algorithm 1 leaves, if the recipe is the paper's: no choice of the epoch, no average.
         f"{name}, last epoch alone": _drawn(Estimate.load(last, network()), task),
     }
-    return Trained(ways, images.trained_on, pd.DataFrame(curve), pd.DataFrame(rows))
+    return Trained(ways, images.trained_on, pd.DataFrame(curve), pd.DataFrame(rows), unseen=bootstrap.unseen)
 
 
 def _look(scratch: Path, epoch: int) -> Path:
@@ -260,7 +265,8 @@ def _single(
 
 
 def _told(run: Single, rows: dict[str, Predict], epochs: dict[str, float] | None = None) -> Trained:
-    return Trained(rows, run.images.trained_on, pd.DataFrame(run.curve), epochs=epochs or {})
+    held = run.images.held_out
+    return Trained(rows, run.images.trained_on, pd.DataFrame(run.curve), epochs=epochs or {}, unseen=held)
 
 
 def _mean(model: nn.Module, temperature: float = 1.0) -> Predict:
@@ -278,6 +284,8 @@ TWINS = {
     "twins-units": ("Twin-Boot with a sigma for each unit", Recipe(groups="unit")),
     "twins-centered": ("Twin-Boot with the centered reset", Recipe(mode="centered")),
     "twins-mean": ("Twin-Boot with the mean reset", Recipe(mode="mean")),
+    "twins-rare": ("Twin-Boot with a reset every 4 epochs", Recipe(reset=4)),
+    "twins-loud": ("Twin-Boot with twice the noise", Recipe(noise=2.0)),
     "twins-decay": ("Twin-Boot with decay of the rate, centered reset", Recipe(mode="centered", decay=True)),
     "twins-dropout": ("Twin-Boot with dropout", Recipe(dropout=DROPOUT / 2)),
 }

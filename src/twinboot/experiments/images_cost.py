@@ -75,6 +75,7 @@ def _epoch(kind: str, task: Task) -> Callable[[int], float]:
         resample=recipe.resample,
         bootstrap=bootstrap,
         seed=task.seed,
+        noise=recipe.noise,
     )
     stepper = torch.optim.Adam(training.twins.parameters(), task.rate)
     scaler = torch.amp.GradScaler(training.device.type, enabled=False)
@@ -83,7 +84,8 @@ def _epoch(kind: str, task: Task) -> Callable[[int], float]:
     def together(epoch: int) -> float:
         began = time.perf_counter()
         best.look(epoch, training.epoch(epoch, stepper, scaler), task.rate, began)
-        training.twins.reset(recipe.mode)
+        if epoch % recipe.reset == 0:
+            training.twins.reset(recipe.mode)
         return time.perf_counter() - began
 
     return together

@@ -127,6 +127,8 @@ def _judged(
         found = metrics.scores(probs, test[1])
         in_training = (predict(task.x[shown]).argmax(1) == task.y[shown]).double().mean().item()
         found["gap"] = in_training - found["accuracy"]
+        if trained.unseen is not None:
+            found["unseen"] = metrics.scores(predict(task.x[trained.unseen]), task.y[trained.unseen])["nll"]
         if strange is not None:
             doubt = torch.cat([entropy(probs), entropy(predict(strange))])
             found["ood_auroc"] = metrics.auroc(doubt, torch.arange(len(doubt)) >= len(probs))
