@@ -79,7 +79,7 @@ def measure(case: Case) -> list[str]:
             seconds[k].append((time.thread_time() - started) / len(weights))
             total = torch.zeros_like(exact)
             for i, (first, second) in enumerate(zip(*map(sketch.split, sent), strict=True)):
-                twins.partition.add_squares_(total, i, first - second)
+                twins.partition.add_squares_(total, [i], [first - second], [first])
             known = exact > 0  # a unit that has had no gradient yet is at the same place in both, in a sketch as well
             errors[k].append(((total / twins.partition.sizes / 2).sqrt() / exact - 1).abs()[known])
         noise = [[torch.empty_like(w, requires_grad=False) for w in weights[0]]]

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from twinboot import Apart, Blocks, Bootstrap, PairedLoader, Twins
-from twinboot.twins import RESET_MODES
+from twinboot.resets import MODES
 
 GROUPS: list[Any] = ["layer", "unit", Blocks((2,))]
 SEED = 7
@@ -89,7 +89,7 @@ def test_exact_exchange_gives_the_sigma_of_one_process_bit_for_bit(replicas: int
 
 def reset_each_way(twins: Twins, first: int = 0) -> list[Any]:
     found = []
-    for mode in RESET_MODES:
+    for mode in MODES:
         scatter(twins, first)
         twins.update()
         twins.reset(mode)

@@ -90,5 +90,5 @@ def test_parameters_one_after_another_add_up_to_the_sum_of_all_bit_for_bit(group
     deviations = [torch.randn(s, generator=seeded(i)) for i, s in enumerate(partition.parameter_shapes.values())]
     total = torch.zeros_like(partition.sigma)
     for i, deviation in enumerate(deviations):
-        partition.add_squares_(total, i, deviation)
+        partition.add_squares_(total, [i], [deviation], [deviation])
     assert_same_bits(total, partition.sum_of_squares(deviations))

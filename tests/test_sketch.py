@@ -22,7 +22,7 @@ def squares(sketch: Sketch, partition: Partition, difference: list[Tensor], seed
     """The squared distance behind each sigma, as the sketch of the difference has it."""
     total = torch.zeros_like(partition.sigma)
     for i, part in enumerate(sketch.split(sketch.of(difference, seed, beside=total))):
-        partition.add_squares_(total, i, part)
+        partition.add_squares_(total, [i], [part], [part])
     return total
 
 

@@ -23,9 +23,10 @@ from . import seeds
 from .estimate import Estimate, averaged
 from .exchange import copy_first_, gather, gather_each, same_everywhere
 from .groups import Grouping
-from .replicate import mean, wide
+from .replicate import mean
 from .sharding import is_sharded
 from .sketch import Sketch
+from .spread import variance
 from .twins import Twins
 
 if TYPE_CHECKING:
@@ -141,19 +142,9 @@ class Apart(Twins):
         return self._spread(zip(*map(self._sketch.split, rows), strict=True))
 
     def _spread(self, each: Iterable[Sequence[Tensor]]) -> Tensor:
-        """`Twins._variance` parameter by parameter: of all weights together, other twins' are never in memory."""
-        sums = self.partition.sigma.new_zeros(self.replicas - 1, len(self.partition.sigma))
-        for i, (first, *others) in enumerate(each):
-            center = wide(first)
-            for k, (total, other) in enumerate(zip(sums, others, strict=True), start=1):
-                apart = wide(other) - center
-                self.partition.add_squares_(total, i, apart)
-                if k < len(others):
-                    center = center + apart / (k + 1)
-        variance = torch.zeros_like(self.partition.sigma)
-        for k, total in enumerate(sums, start=1):
-            variance.addcdiv_(total, self.partition.sizes, value=k / (k + 1) / len(sums))
-        return variance
+        """Parameter by parameter: of all weights together, other twins' are never in memory."""
+        parts = (([i], [[w] for w in copies]) for i, copies in enumerate(each))
+        return variance(self.partition, self.replicas, parts)
 
     def _weights(self) -> list[list[Tensor]]:
         weights = super()._weights()

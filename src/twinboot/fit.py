@@ -32,7 +32,7 @@ from .logs import open_log, show, show_finished
 from .replicate import Places
 from .states import pack, require_same, unpack
 from .training import Training
-from .twins import Twins, require_mode
+from .twins import Twins
 
 MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
@@ -127,7 +127,7 @@ def fit(
     if epochs < 1 or (patience is not None and patience < 1):
         raise ValueError(f"epochs and patience must be at least 1, not {epochs} and {patience}.")
     require_map_style(dataset)
-    require_mode(mode)
+    resets.require_mode(mode)
     if not 0 <= noise < math.inf:
         raise ValueError(f"noise must be a number of at least 0, not {noise}.")
     run = Training(

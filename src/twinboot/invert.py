@@ -26,7 +26,6 @@ from .inversion import Inversion
 from .measurements import Weighted, see
 from .operators import Forward
 from .stacked import Stacked
-from .twins import require_mode
 
 
 def invert(
@@ -89,7 +88,7 @@ def invert(
     >>> bool((result.field - 1).abs().max() < 0.1)
     True
     """
-    require_mode(mode)
+    resets.require_mode(mode)
     if stop not in ("unseen", None):
         raise ValueError(f'stop must be "unseen" or None, not {stop!r}.')
     if steps < 1 or check < 1:

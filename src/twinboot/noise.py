@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
 from .seeds import derive
-from .sharding import local, reshard
+from .sharding import is_sharded, local, reshard
 
 # From so many weights of all copies on, a thread for each copy pays: 0.73 of the time at 30 million, 0.88 at 7.5
 # million, but 1.3 to 1.5 times at 2 million and below, where it competes with the threads that PyTorch keeps spinning.
@@ -85,6 +85,18 @@ def _fill_copy(tensors: Sequence[Tensor], seed: int) -> None:
     fill = normals(seed)
     for t in tensors:
         fill(t)
+
+
+def room_for(weights: list[Tensor], spare: list[Tensor]) -> list[Tensor]:
+    """Room for a copy of the weights: what there is, if it is of their kind."""
+    if list(map(_kind, spare)) == list(map(_kind, weights)):
+        return spare
+    with torch.inference_mode(False):  # it outlives such a mode
+        return [torch.empty_like(w) for w in weights]
+
+
+def _kind(t: Tensor) -> tuple[torch.dtype, torch.device, bool]:
+    return t.dtype, t.device, is_sharded(t)
 
 
 class Noisy:

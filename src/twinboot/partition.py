@@ -100,40 +100,41 @@ class Partition(nn.Module):
             return None
         return self.expand(like)
 
-    def sum_of_squares(self, deviations: Sequence[Tensor], like: Sequence[Tensor] | None = None) -> Tensor:
-        """Behind each sigma, the sum of its entries' squared deviations, in float32 or better. Where the parameters,
-        which `like` shows, are sharded, deviations are those of the part that is here, and the sum is over all."""
-        by_holders: dict[tuple[Any, ...], list[int]] = {}
-        for i, p in enumerate(like or deviations):
-            by_holders.setdefault(holders(p), []).append(i)
-        totals = [summed(self._sum_here(deviations, like, chosen), g) for g, chosen in by_holders.items()]
-        return totals[0] if len(totals) == 1 else torch.stack(totals).sum(0)
-
-    def _sum_here(self, deviations: Sequence[Tensor], like: Sequence[Tensor] | None, chosen: Sequence[int]) -> Tensor:
+    def sum_of_squares(self, deviations: Sequence[Tensor]) -> Tensor:
+        """Behind each sigma, the sum of its entries' squared deviations, in float32 or better."""
         total = torch.zeros_like(self.sigma)
-        if whole := [i for i in chosen if i in self._whole]:
-            norms = torch._foreach_norm([wide(deviations[i]) for i in whole])
+        self.add_squares_(total, range(len(deviations)), deviations, deviations)
+        return total
+
+    def add_squares_(
+        self, total: Tensor, which: Sequence[int], deviations: Sequence[Tensor], like: Sequence[Tensor]
+    ) -> None:
+        """Add to `total`, behind each sigma, the squared deviations of some parameters, by their places here. Where the
+        parameters, which `like` shows, are sharded, deviations are those of the part that is here, and sums are over
+        all."""
+        by_holders: dict[tuple[Any, ...], list[int]] = {}
+        for n, p in enumerate(like):
+            by_holders.setdefault(holders(p), []).append(n)
+        for groups, chosen in by_holders.items():
+            part = torch.zeros_like(total) if groups else total
+            self._add_here_(part, {which[n]: (deviations[n], like[n]) for n in chosen})
+            if groups:
+                total += summed(part, groups)
+
+    def _add_here_(self, total: Tensor, deviations: Mapping[int, tuple[Tensor, Tensor]]) -> None:
+        if whole := [i for i in deviations if i in self._whole]:
+            norms = torch._foreach_norm([wide(deviations[i][0]) for i in whole])
             if any(n.dtype != total.dtype or n.device != total.device for n in norms):
                 norms = tuple(n.to(total) for n in norms)
             owners = self._whole_owners
             if len(whole) < len(owners):
                 owners = torch.tensor([self._whole[i] for i in whole], device=total.device)
             total.index_add_(0, owners, torch.stack(norms).square_())
-        for i in (i for i in chosen if i not in self._whole):
-            labels = cut(self._labels(i, total), (like or deviations)[i])
-            squares = wide(deviations[i]).square().sum_to_size(labels.shape)
-            total.index_add_(0, labels.flatten(), squares.flatten().to(total))
-        return total
-
-    def add_squares_(self, total: Tensor, i: int, deviations: Tensor) -> None:
-        """What parameter `i` has in `sum_of_squares`, added to `total`; for parameters that come one after another."""
-        if i in self._whole:
-            [norm] = torch._foreach_norm([wide(deviations)])
-            total[self._whole[i]] += norm.to(total).square_()
-        else:
-            labels = self._labels(i, total)
-            squares = wide(deviations).square().sum_to_size(labels.shape)
-            total.index_add_(0, labels.flatten(), squares.flatten().to(total))
+        for i, (deviation, p) in deviations.items():
+            if i not in self._whole:
+                labels = cut(self._labels(i, total), p)
+                squares = wide(deviation).square().sum_to_size(labels.shape)
+                total.index_add_(0, labels.flatten(), squares.flatten().to(total))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Partition:
         sigma = self.sigma

@@ -15,6 +15,13 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Protocol
 
+MODES = ("sample", "mean", "centered")  # of what a reset does, `Twins.reset`
+
+
+def require_mode(mode: str) -> None:
+    if mode not in MODES:
+        raise ValueError(f'unknown reset mode {mode!r}: use "sample", "mean" or "centered".')
+
 
 class Schedule(Protocol):
     """Anything that answers whether a reset is due at a count; a function of your own will do."""

@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from . import ranks
+from .calling import call
 from .chain import Chain
 from .estimate import Estimate
 from .noise import filler
 from .partition import Partition
 from .replicate import Places, replicate
-from .twins import Twins, call
+from .twins import Twins
 
 
 class Stacked(Twins):

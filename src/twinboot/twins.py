@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Self, SupportsIndex
 
@@ -29,15 +29,16 @@ import torch
 from torch import Tensor, nn
 
 from . import ranks, seeds
+from .calling import call
 from .estimate import Estimate
 from .groups import Grouping
-from .noise import Noisy, fill_copies_, normals
+from .noise import Noisy, fill_copies_, normals, room_for
 from .partition import Partition
-from .replicate import Places, mean, replicate, wide
-from .sharding import is_sharded, local, reshard, window
+from .replicate import Places, mean, replicate
+from .resets import require_mode
+from .sharding import local, reshard, window
+from .spread import variance
 from .states import pack, require_same, unpack
-
-RESET_MODES = ("sample", "mean", "centered")
 
 
 class Twins(nn.Module):
@@ -139,9 +140,7 @@ class Twins(nn.Module):
         self._refuse_inside("sampled()")
         weights, copies = self._weights(), len(self.copies)
         flat = [w for twin in weights for w in twin]
-        if list(map(_kind, self._spare)) != list(map(_kind, flat)):
-            with torch.inference_mode(False):  # they outlive such a mode
-                self._spare = [torch.empty_like(w) for w in flat]
+        self._spare = room_for(flat, self._spare)
         with Noisy(self, self._owners, flat, self._spare) as self._block:
             with torch.no_grad():  # w + sigma * e, in the place of w
                 here = [list(map(local, twin)) for twin in weights]
@@ -167,15 +166,8 @@ class Twins(nn.Module):
 
     def _variance(self) -> Tensor:
         """Sigma squared, from the weights as they are."""
-        partition = self.partition
-        first, *others = self._weights()
-        center, variance = [wide(w) for w in first], torch.zeros_like(partition.sigma)
-        for k, twin in enumerate(others, start=1):  # Welford's recurrence: for two copies the paper's formula itself
-            apart = torch._foreach_sub([wide(w) for w in twin], center)
-            variance.addcdiv_(partition.sum_of_squares(apart, first), partition.sizes, value=k / (k + 1) / len(others))
-            if k < len(others):
-                center = list(torch._foreach_add(center, torch._foreach_div(apart, k + 1)))
-        return variance
+        weights = self._weights()
+        return variance(self.partition, len(weights), [(range(len(weights[0])), weights)])
 
     @torch.no_grad()
     def reset(
@@ -263,20 +255,3 @@ class Twins(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_inside("copy or pickle")
         return {**super().__getstate__(), **self._fresh}  # type: ignore[no-untyped-call]
-
-
-def _kind(t: Tensor) -> tuple[torch.dtype, torch.device, bool]:
-    return t.dtype, t.device, is_sharded(t)
-
-
-def require_mode(mode: str) -> None:
-    if mode not in RESET_MODES:
-        raise ValueError(f'unknown reset mode {mode!r}: use "sample", "mean" or "centered".')
-
-
-def call(twin: Callable[..., Any], x: Any) -> Any:
-    if isinstance(x, Mapping):
-        return twin(**x)
-    if isinstance(x, (tuple, list)):
-        return twin(*x)
-    return twin(x)

@@ -57,7 +57,7 @@ from ..partition import Partition
 from ..prediction import Prediction, Task
 from ..replicate import replicate
 from ..training import ENOUGH
-from ..twins import Twins, require_mode
+from ..twins import Twins
 from .judging import Judge
 from .pairs import Algorithm, Pair
 from .pretrained import Logits, load, read_sigma, renamed, take_mean, task_of, write_sigma
@@ -108,7 +108,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         bootstrap: Bootstrap | None = None,
         **options: Any,
     ) -> None:
-        require_mode(mode)
+        resets.require_mode(mode)
         args = args or TrainingArguments("tmp_trainer")
         if args.fsdp:  # on a CPU accelerate would leave it out without a word
             raise ValueError(SPREAD)

@@ -51,7 +51,7 @@ from ..groups import Grouping
 from ..loader import PairedLoader, require_map_style
 from ..randomness import own_randomness
 from ..replicate import replicate
-from ..twins import Twins, require_mode
+from ..twins import Twins
 from . import limits
 from .epochs import Pairs
 from .judging import Judge
@@ -112,7 +112,7 @@ class TwinModule(Mean):
         seed: int = 0,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        require_mode(mode)
+        resets.require_mode(mode)
         require_map_style(dataset)
         limits.require_module(module)
         limits.require_loss(resample, loss)
