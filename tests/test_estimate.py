@@ -231,6 +231,40 @@ def test_update_batchnorm_gives_the_mean_model_statistics_of_its_own() -> None:
     torch.testing.assert_close(estimate.module[1].running_var, hidden.var(0))
 
 
+def test_update_batchnorm_takes_what_predict_takes() -> None:
+    class Named(nn.Sequential):
+        def forward(self, *, x: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(x)  # type: ignore[no-any-return]
+
+    estimate = Twins(Named(nn.BatchNorm1d(4), nn.Linear(4, 3))).estimate()
+    estimate.update_batchnorm([{"x": X}], inputs=lambda batch: batch)
+    torch.testing.assert_close(estimate.module[0].running_mean, X.mean(0))
+    assert estimate.predict({"x": X}).probs.shape == (len(X), 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (nn.Linear(3, 5), r"'weight' is of shape \(5, 3\), where \(1, 3\) was trained"),
+        (nn.Linear(3, 1, bias=False), "it has 1 parameters and buffers, where 2 were trained"),
+        (nn.Sequential(nn.Linear(3, 1), nn.Linear(1, 1)), "it has 4 parameters and buffers, where 2 were trained"),
+    ],
+)
+def test_an_estimate_in_a_model_of_another_kind_is_refused(given: nn.Module, said: str) -> None:
+    with pytest.raises(ValueError, match=f"the model given is another one: {said}"):
+        Twins(nn.Linear(3, 1)).estimate(given)
+
+
+def test_a_buffer_that_was_expanded_is_no_obstacle() -> None:
+    class Masked(nn.Linear):
+        def __init__(self, value: float) -> None:
+            super().__init__(3, 1)
+            self.register_buffer("mask", torch.full((2, 1, 3), value).expand(2, 4, 3))
+
+    estimate = Twins(Masked(2.0)).estimate(Masked(1.0))
+    assert torch.equal(estimate.module.get_buffer("mask"), torch.full((2, 4, 3), 2.0))
+
+
 def test_an_update_of_batchnorm_that_fails_changes_nothing() -> None:
     estimate = trained(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))).estimate()
     before = {k: v.clone() for k, v in estimate.state_dict().items()}

@@ -15,12 +15,13 @@ from torch.func import vmap
 from torch.utils.data import DataLoader, Dataset
 
 from . import calibration, files
-from .calling import called, chunks_of, evaluating, first_tensor
+from .batchnorm import fresh_statistics, layers
+from .calling import call, called, chunks_of, evaluating, first_tensor
 from .devices import moved
 from .noise import normals
 from .partition import Partition
 from .prediction import Moments, Prediction, Task, combine
-from .replicate import Places, mean, replicate, wide
+from .replicate import Places, mean, overwrite_, replicate, wide
 from .seeds import derive
 from .sharding import refuse_copy, whole
 
@@ -54,11 +55,12 @@ class Estimate(nn.Module):
             [module] = replicate(model, share_frozen=False)
         with torch.no_grad():
             if model is not None:
-                for held, t in zip(_held(module), _held(copies[0]), strict=True):
-                    held.copy_(whole(t))
+                _require_like(module, copies[0])
+                for held, t in zip(_held(module).values(), _held(copies[0]).values(), strict=True):
+                    overwrite_(held, whole(t))
             for center, *values in zip(*(averaged(m, partition) for m in (module, *copies)), strict=True):
                 center.copy_(mean([whole(v) for v in values]))
-        return cls(module, partition)
+        return cls(module, partition.to(averaged(module, partition)[0].device))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
@@ -195,10 +197,10 @@ class Estimate(nn.Module):
     def update_batchnorm(self, loader: Iterable[Any], inputs: Callable[[Any], Any] | None = None) -> None:
         """Give the mean model BatchNorm statistics of its own, in one pass over training inputs.
 
-        `loader` gives batches, of which `inputs` picks the model's input, or a tuple of its inputs: by default the
-        batch itself, or its first tensor. The twins' own statistics belong to other weights; without this call accuracy
-        can collapse. Layers that stay in evaluation when the model is set to train, as its class may decide for a
-        frozen part, keep the statistics that they have.
+        `loader` gives batches, of which `inputs` picks the model's input, or a tuple or mapping of its inputs: by
+        default the batch itself, or its first tensor. The twins' own statistics belong to other weights; without this
+        call accuracy can collapse. Layers that stay in evaluation when the model is set to train, as its class may
+        decide for a frozen part, keep the statistics that they have.
         """
         if hasattr(loader, "bootstrap"):
             raise TypeError("give a plain DataLoader of the training data: a PairedLoader would count its epochs on.")
@@ -207,15 +209,9 @@ class Estimate(nn.Module):
         if first is None:
             raise ValueError("the loader gave no batch, so there are no statistics to take.")
         [fresh] = replicate(self.module)  # whatever goes wrong on the way, this estimate keeps what it has
-        fresh.train()
-        for layer in fresh.modules():
-            if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.training:
-                layer.reset_running_stats()
-                layer.momentum = None  # a mean over all batches
-        device = self.partition.sigma.device
-        with torch.no_grad():
+        with torch.no_grad(), fresh_statistics(fresh):
             for x in chain([first], picked):
-                fresh(*moved(x if isinstance(x, tuple) else (x,), device))
+                call(fresh, moved(x, self.partition.sigma.device))
         self.module.load_state_dict(fresh.state_dict())
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -236,13 +232,25 @@ class Estimate(nn.Module):
         return estimate
 
 
-def _held(module: nn.Module) -> list[Tensor]:
-    return [*module.parameters(), *module.buffers()]
+def _held(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _require_like(model: nn.Module, trained: nn.Module) -> None:
+    """Shapes in their order, as the names of trained ones may have got prefixes."""
+    given, known = ([(n, tuple(t.shape)) for n, t in _held(m).items()] for m in (model, trained))
+    for (name, here), (_, there) in zip(given, known, strict=False):
+        if here != there:
+            raise ValueError(f"the model given is another one: {name!r} is of shape {here}, where {there} was trained.")
+    if len(given) != len(known):
+        raise ValueError(
+            f"the model given is another one: it has {len(given)} parameters and buffers, where {len(known)} were "
+            "trained."
+        )
 
 
 def averaged(module: nn.Module, partition: Partition) -> list[Tensor]:
     """What an estimate has the mean of: a model's trained weights and its BatchNorm statistics. The mean of statistics
     is not the mean model's own, but near it; update_batchnorm gives its own."""
-    layers = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase)]
-    statistics = [s for m in layers for s in (m.running_mean, m.running_var) if s is not None]
+    statistics = [s for m in layers(module) for s in (m.running_mean, m.running_var) if s is not None]
     return Places(module, list(partition.parameter_shapes)).read() + statistics

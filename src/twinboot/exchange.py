@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, distributed
 
 from .noise import in_order
+from .replicate import overwrite_
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -45,7 +46,7 @@ def copy_first_(t: Tensor, group: ProcessGroup) -> None:
     ordered = in_order(t.detach())
     flat = ordered.reshape(-1).clone()
     distributed.broadcast(flat.view(torch.uint8), group=group, group_src=0)
-    ordered.copy_(flat.view(ordered.shape))
+    overwrite_(ordered, flat.view(ordered.shape))
 
 
 def same_everywhere(number: int, groups: Sequence[ProcessGroup], device: torch.device) -> bool:

@@ -54,6 +54,14 @@ class Places:
         return [module._parameters[name] for module, name in self._owners]  # type: ignore[misc]
 
 
+def overwrite_(t: Tensor, value: Tensor) -> None:
+    """Set a tensor to another of its shape; entries that share their memory, as in a buffer that was expanded, once."""
+    for d in range(t.ndim):
+        if t.stride(d) == 0 and t.shape[d] > 1:
+            t, value = t.narrow(d, 0, 1), value.narrow(d, 0, 1)
+    t.copy_(value)
+
+
 def wide(t: Tensor) -> Tensor:
     """The tensor itself in float32 or float64, else a float32 copy: half precision is too coarse for differences. Of a
     sharded one, the part that is here."""

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Subset
 
-from . import losses, ranks, seeds
+from . import losses, ranks
+from .batchnorm import layers
 from .bootstrap import Bootstrap
 from .devices import moved
 from .estimate import Estimate
 from .groups import Grouping
+from .judging import ENOUGH, Judge
 from .loader import PairedLoader
-from .randomness import alone, own_randomness, seeded
+from .randomness import alone, own_randomness
 from .twins import Twins
-
-ENOUGH = 1024  # samples for the statistics with which an epoch is judged: known to 3 %, or less where there are pixels
 
 
 class Training:
@@ -48,17 +46,15 @@ class Training:
         self.device = torch.device(device) if device is not None else first.device
         self.twins.to(self.device)
         # Under torchrun PyTorch's own wrapper gives all ranks the mean of their gradients.
-        alone = ranks.share()[1] == 1
-        self.called = [twin if alone else DistributedDataParallel(twin) for twin in self.twins]
+        several = ranks.share()[1] > 1
+        self.runners = [DistributedDataParallel(twin) if several else twin for twin in self.twins]
         self.dataset, self.seed, self.noise, self.amp, self.batch_size = dataset, seed, noise, amp, batch_size
         self.bootstrap = bootstrap or Bootstrap(len(dataset), seed=seed)
-        judging = ("collate_fn", "num_workers", "pin_memory")
-        self.judging = {name: option for name, option in options.items() if name in judging}
+        self.shown = Judge(dataset, self.bootstrap, batch_size, seed, options)
         size = batch_size if resample == "draws" else distinct(self.bootstrap, batch_size)
         self.loader = PairedLoader(dataset, self.bootstrap, size, resample, seed=seed, **options)
         if not len(self.bootstrap.unseen):
             raise ValueError("every sample is seen by some twin, so none is left to judge an epoch by: add data.")
-        self.normalised = any(isinstance(m, nn.modules.batchnorm._NormBase) for m in model.modules())
 
     def epoch(self, epoch: int, stepper: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> float:
         """One pass over the twins' samples; gives the mean loss of the noisy twins."""
@@ -67,7 +63,7 @@ class Training:
         for step, pair in enumerate(self.loader, start=1):
             stepper.zero_grad()
             with own_randomness(self.device, self.seed, epoch, step, *ranks.own()), self.twins.sampled(self.noise):
-                for twin, batch in zip(self.called, pair, strict=True):
+                for twin, batch in zip(self.runners, pair, strict=True):
                     value = self._loss(twin, batch)
                     scaler.scale(value).backward()
                     total, number = total + value.detach(), number + 1
@@ -101,8 +97,8 @@ class Training:
         """The loss and accuracy of the mean model on what no twin saw, with BatchNorm statistics of its own."""
         self.give_statistics(estimate, ENOUGH)
         losses, right = [], []
-        with seeded(seeds.derive(self.seed, "judge")):  # for random transforms of the dataset
-            for batch in self._batches(self.bootstrap.unseen):
+        with own_randomness(self.device, self.seed, "unseen"):
+            for batch in self.shown.batches(self.bootstrap.unseen):
                 *inputs, target = self._moved(batch)
                 output = estimate(*inputs)
                 losses.append(self.loss(output, target))
@@ -113,18 +109,9 @@ class Training:
 
     def give_statistics(self, estimate: Estimate, at_most: int | None = None) -> None:
         """BatchNorm statistics of the mean model's own, from all training samples or from at most so many."""
-        if self.normalised:
-            seen = self.bootstrap.seen
-            # In random order: a batch of one class, as in a sorted dataset, would have too small a variance.
-            order = torch.randperm(len(seen), generator=torch.Generator().manual_seed(seeds.derive(self.seed, "seen")))
+        if layers(estimate.module):
             with own_randomness(self.device, self.seed, "statistics"):
-                estimate.update_batchnorm(self._batches(seen[order[:at_most]]), lambda batch: tuple(batch[:-1]))
-
-    def _batches(self, samples: Tensor) -> Iterable[Any]:
-        size = self.batch_size
-        while len(samples) % size == 1 and size < len(samples):  # BatchNorm has no statistics of one sample
-            size += 1
-        return DataLoader(Subset(self.dataset, samples.tolist()), size, **self.judging)
+                estimate.update_batchnorm(self.shown.seen_batches(at_most), lambda batch: tuple(batch[:-1]))
 
 
 def distinct(bootstrap: Bootstrap, draws: int) -> int:

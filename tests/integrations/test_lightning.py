@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
 
 from twinboot import Bootstrap, PairedLoader, Twins, resets
-from twinboot.integrations import limits
+from twinboot.integrations import limits, wrapper
 from twinboot.integrations.lightning import TwinModule
 
 DATA = classes(64)  # of each twin seven batches of ten an epoch, the last one smaller
@@ -290,6 +290,23 @@ def test_the_module_is_one_as_it_was_written_and_what_it_logs_is_the_mean_of_the
     assert 0 < run.callback_metrics["accuracy"] < 1
     assert not given.told
     assert_same_bits(snapshot(given), before)
+
+
+def test_no_hook_of_lightning_is_lost() -> None:
+    hooks = [name for name in dir(pl.LightningModule) if name.startswith("on_") and callable(getattr(Net, name))]
+    ours = [kind for kind in TwinModule.__mro__ if kind.__module__.startswith("twinboot")]
+    answered = {name for kind in ours for name in vars(kind)} | {*wrapper.HOOKS, *wrapper.GRADIENT_HOOKS}
+    assert [name for name in hooks if name not in answered] == []
+
+
+class Remembering(Net):
+    def on_validation_model_train(self) -> None:
+        self.modes = [*getattr(self, "modes", []), self.training]
+        super().on_validation_model_train()
+
+
+def test_a_module_may_say_how_it_goes_back_to_training() -> None:
+    assert fitted(Remembering()).module.modes
 
 
 class Freezing(Net):

@@ -24,8 +24,8 @@ from torch.optim.swa_utils import update_bn
 from .. import seeds
 from ..averaging import Average
 from ..checkpoints import Checkpoints
+from ..judging import ENOUGH
 from ..randomness import own_randomness
-from ..training import ENOUGH
 from .experiment import Tick
 
 MakeOptimizer = Callable[[nn.Module], tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]]

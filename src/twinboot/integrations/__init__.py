@@ -3,5 +3,4 @@
 sklearn.py      TwinBootClassifier, TwinBootRegressor    with estimator.py, rows.py, conformal.py
 lightning.py    TwinModule                               with wrapper.py, lending.py, means.py, epochs.py, limits.py
 huggingface.py  TwinTrainer, load                        with pairs.py, pretrained.py, resuming.py, trainers.py
-judging.py      the mean model's unseen loss and statistics, for the last two
 """

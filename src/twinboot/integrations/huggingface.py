@@ -52,13 +52,12 @@ from .. import resets
 from ..bootstrap import Bootstrap
 from ..estimate import Estimate
 from ..groups import Grouping
+from ..judging import ENOUGH, Judge
 from ..loader import PairedLoader, require_map_style
 from ..partition import Partition
 from ..prediction import Prediction, Task
 from ..replicate import replicate
-from ..training import ENOUGH
 from ..twins import Twins
-from .judging import Judge
 from .pairs import Algorithm, Pair
 from .pretrained import Logits, load, read_sigma, renamed, take_mean, task_of, write_sigma
 from .resuming import read_twins, write_twins

@@ -48,13 +48,13 @@ except ImportError as error:
 from .. import ranks, resets
 from ..bootstrap import Bootstrap
 from ..groups import Grouping
+from ..judging import Judge
 from ..loader import PairedLoader, require_map_style
 from ..randomness import own_randomness
 from ..replicate import replicate
 from ..twins import Twins
 from . import limits
 from .epochs import Pairs
-from .judging import Judge
 from .means import Mean
 from .wrapper import Loss
 

@@ -14,9 +14,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from ..estimate import Estimate
-from ..training import ENOUGH
+from ..judging import ENOUGH, Judge
 from ..twins import Twins
-from .judging import Judge
 from .lending import lend
 from .wrapper import Loss, Wrapper
 
@@ -68,7 +67,7 @@ class Mean(Wrapper):
         if len(self._judge.bootstrap.unseen) and not self.trainer.sanity_checking:
             mean = self.known_mean().module
             with self.shown(mean) as step:
-                unseen = self._judge.unseen_loss(mean, step)
+                unseen = self._judge.unseen_loss(mean, step, self.device)
             self.log("unseen_loss", unseen, prog_bar=True, sync_dist=True, batch_size=1)
 
     def on_validation_end(self) -> None:

@@ -14,7 +14,7 @@ from .. import files
 from ..estimate import Estimate
 from ..partition import Partition
 from ..prediction import Task
-from ..replicate import Places
+from ..replicate import Places, overwrite_
 
 SIGMA = "sigma.safetensors"
 
@@ -57,7 +57,7 @@ def take_mean(model: nn.Module, estimate: Estimate) -> None:
     for to, mean in zip(Places(model, names).read(), Places(estimate.module, names).read(), strict=True):
         to.copy_(mean)
     for to, mean in zip(model.buffers(), estimate.module.buffers(), strict=True):
-        to.copy_(mean)
+        overwrite_(to, mean)
     if (config := getattr(model, "config", None)) is not None:  # which a model completes when it first sees labels
         config.problem_type = getattr(estimate.module.config, "problem_type", None)
 

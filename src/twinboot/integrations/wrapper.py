@@ -14,10 +14,10 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from ..judging import Step
 from ..loader import WEIGHT
 from ..twins import Twins
 from . import limits
-from .judging import Step
 from .lending import Passed, imitate, lend, lent, optimizers_in, unite
 
 # What the wrapper has nothing to add to. Passed on if the user's module has it, so that Lightning finds it missing if
@@ -27,6 +27,7 @@ HOOKS = [
     *("lr_scheduler_step", "validation_step", "test_step", "predict_step"),
     *("test_dataloader", "predict_dataloader", "on_test_epoch_end", "on_test_end"),
     *("on_predict_epoch_end", "on_predict_end"),
+    *("on_validation_model_train", "on_validation_model_zero_grad", "on_test_model_train"),
     *(
         f"on_{stage}_{what}"
         for stage in ("validation", "test", "predict")

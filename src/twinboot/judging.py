@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -9,10 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from .. import seeds
-from ..bootstrap import Bootstrap
-from ..randomness import own_randomness, seeded
+from . import seeds
+from .batchnorm import fresh_statistics, layers
+from .bootstrap import Bootstrap
+from .randomness import own_randomness, seeded
 
+ENOUGH = 1024  # samples for the statistics with which an epoch is judged: known to 3 %, or less where there are pixels
 Step = Callable[[nn.Module, Any, int], tuple[float, int]]  # module, batch, its number -> mean loss, samples
 
 
@@ -50,31 +53,26 @@ class Judge:
         seed = seeds.derive(self.seed, "judge")
         return Batches(self.dataset, samples, self.batch_size, seed, self.options)
 
-    def unseen_loss(self, module: nn.Module, step: Step) -> float:
-        """The mean loss of the samples that no twin saw."""
-        module.eval()
-        total, samples = 0.0, 0
-        for number, batch in enumerate(self.batches(self.bootstrap.unseen)):
-            loss, size = step(module, batch, number)
-            total, samples = total + loss * size, samples + size
-        return total / samples
-
-    def give_statistics(self, module: nn.Module, step: Step, device: torch.device, at_most: int | None) -> None:
-        """BatchNorm statistics of a module's own, from all samples that some twin sees or from at most so many."""
-        if not any(isinstance(layer, nn.modules.batchnorm._NormBase) for layer in module.modules()):
-            return
-        module.train()
-        layers = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.training]
-        momenta = [layer.momentum for layer in layers]
-        for layer in layers:
-            layer.reset_running_stats()
-            layer.momentum = None  # a mean over all batches
+    def seen_batches(self, at_most: int | None = None) -> Batches:
+        """Of all samples that some twin sees, or of at most so many."""
         # In random order: a batch of one class, as in a sorted dataset, would have too small a variance.
         seen = self.bootstrap.seen
         order = torch.randperm(len(seen), generator=torch.Generator().manual_seed(seeds.derive(self.seed, "seen")))
-        with own_randomness(device, self.seed, "statistics"):
-            for number, batch in enumerate(self.batches(seen[order[:at_most]])):
-                step(module, batch, number)
-        for layer, momentum in zip(layers, momenta, strict=True):
-            layer.momentum = momentum
+        return self.batches(seen[order[:at_most]])
+
+    def unseen_loss(self, module: nn.Module, step: Step, device: torch.device) -> float:
+        """The mean loss of the samples that no twin saw; not a number if the step has none for any of them."""
         module.eval()
+        total, samples = 0.0, 0
+        with own_randomness(device, self.seed, "unseen"):
+            for number, batch in enumerate(self.batches(self.bootstrap.unseen)):
+                loss, size = step(module, batch, number)
+                total, samples = total + loss * size, samples + size
+        return total / samples if samples else math.nan
+
+    def give_statistics(self, module: nn.Module, step: Step, device: torch.device, at_most: int | None) -> None:
+        """BatchNorm statistics of a module's own, from all samples that some twin sees or from at most so many."""
+        if layers(module):
+            with own_randomness(device, self.seed, "statistics"), fresh_statistics(module):
+                for number, batch in enumerate(self.seen_batches(at_most)):
+                    step(module, batch, number)

@@ -1,5 +1,6 @@
 """The mean is shown the same batches each time, and its statistics are those of the samples that some twin sees."""
 
+import math
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from twinboot import Bootstrap
-from twinboot.integrations.judging import Judge
+from twinboot.judging import Judge
 
 
 class Noisy(Dataset[Tensor]):
@@ -33,6 +34,8 @@ def test_batches_are_the_same_each_time_and_move_no_global_generator() -> None:
     assert_same_bits(first, second)
     assert [len(batch) for batch in first] == [11, 11, 11, 8]  # not 10 and at last a single one
     assert len(batches) == 4
+    drawn = [batch - batch.floor() for batch in first]
+    assert not torch.equal(drawn[0], drawn[1])  # each batch has draws of its own
 
 
 def test_the_unseen_loss_is_a_mean_over_samples_in_evaluation() -> None:
@@ -43,10 +46,28 @@ def test_the_unseen_loss_is_a_mean_over_samples_in_evaluation() -> None:
         seen.append(batch[0])
         return batch[0].sum(1).mean().item(), len(batch[0])
 
-    found = judge(data).unseen_loss(nn.Linear(1, 1), step)
+    found = judge(data).unseen_loss(nn.Linear(1, 1), step, torch.device("cpu"))
     unseen = data[Bootstrap(100).unseen][0]
     assert_same_bits(torch.cat(seen), unseen)
     torch.testing.assert_close(found, unseen.sum(1).mean().item())
+
+
+def test_a_step_that_draws_gives_the_same_unseen_loss_each_time_and_moves_no_global_generator() -> None:
+    def step(module: nn.Module, batch: Any, number: int) -> tuple[float, int]:
+        return torch.rand(()).item(), len(batch[0])
+
+    found, module = [], nn.Linear(1, 1)
+    for seed in range(2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        found.append(judge(classes(100)).unseen_loss(module, step, torch.device("cpu")))
+        assert torch.equal(torch.get_rng_state(), before)
+    assert found[0] == found[1]
+
+
+def test_no_loss_of_any_unseen_sample_is_not_a_number() -> None:
+    found = judge(classes(100)).unseen_loss(nn.Linear(1, 1), lambda *_: (0.0, 0), torch.device("cpu"))
+    assert math.isnan(found)
 
 
 def test_statistics_are_those_of_what_some_twin_sees_and_frozen_ones_stay() -> None:

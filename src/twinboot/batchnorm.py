@@ -1,0 +1,32 @@
+"""BatchNorm statistics of a mean model's own: those of the twins belong to other weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+
+def layers(module: nn.Module) -> list[_NormBase]:
+    return [m for m in module.modules() if isinstance(m, _NormBase)]
+
+
+@contextmanager
+def fresh_statistics(module: nn.Module) -> Iterator[None]:
+    """What the module is run on in the block gives its statistics, each batch as much as any other; after it the module
+    is in evaluation. Layers that stay in evaluation when a module is set to train, as its class may decide for a frozen
+    part, keep the statistics that they have."""
+    module.train()
+    own = [layer for layer in layers(module) if layer.training]
+    momenta = [layer.momentum for layer in own]
+    for layer in own:
+        layer.reset_running_stats()
+        layer.momentum = None  # a mean over all batches
+    try:
+        yield
+    finally:
+        for layer, momentum in zip(own, momenta, strict=True):
+            layer.momentum = momentum
+        module.eval()
