@@ -374,6 +374,22 @@ def test_all_ranks_learn_that_one_disagrees() -> None:
 
 
 def disagreeing() -> str:
-    with pytest.raises(ValueError, match="give all of them the same model, groups, seed") as error:
+    with pytest.raises(ValueError, match="give all of them the same model, with the same frozen weights") as error:
         Apart(mlp(), mesh(2, 2), seed=int(distributed.get_rank() == 0))
+    return str(error.value).split(":")[0]
+
+
+def test_frozen_weights_are_the_callers_own_and_never_written_to() -> None:
+    assert together(frozen) == ["the ranks disagree"] * 2
+
+
+def frozen() -> str:
+    same, other = mlp(), mlp(seed=distributed.get_rank())
+    for model in (same, other):
+        model[0].requires_grad_(False)
+    before = snapshot(other)
+    Apart(same, mesh())
+    with pytest.raises(ValueError, match="with the same frozen weights") as error:
+        Apart(other, mesh())
+    assert_same_bits(snapshot(other), before)
     return str(error.value).split(":")[0]

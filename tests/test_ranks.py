@@ -54,7 +54,10 @@ def test_the_mean_over_ranks() -> None:
 
 
 def mean_of_ranks() -> float:
-    return ranks.mean(torch.tensor(float(ranks.share()[0]))).item()
+    own = torch.tensor(float(ranks.share()[0]))
+    found = ranks.mean(own).item()
+    assert own.item() == ranks.share()[0]
+    return found
 
 
 def test_ranks_that_find_other_checkpoints_are_refused_together(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from processes import together
 from torch import Tensor, distributed, nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -169,6 +170,44 @@ def estimate_of_shards() -> dict[str, Any]:
     estimate = twins.estimate(mlp(seed=9))
     assert isinstance(estimate, Estimate)
     return {**estimate.state_dict(), "refused": str(refused.value)}
+
+
+@pytest.mark.parametrize("how", ["one layer", "two copies of the shards"])
+def test_sigma_where_only_a_part_is_sharded_or_shards_have_copies(how: str) -> None:
+    wanted = apart("unit").sigma
+    for found in together(sigma_of_some_shards, how, ranks=4):
+        torch.testing.assert_close(found, wanted)
+
+
+def sigma_of_some_shards(how: str) -> dict[str, Tensor]:
+    twins = apart("unit")
+    if how == "one layer":
+        for twin in twins:
+            fully_shard(twin[0])
+    else:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards"))
+        for twin in twins:
+            fully_shard(twin, mesh=mesh)
+    twins.partition.sigma.zero_()
+    twins.update()
+    return twins.sigma
+
+
+def test_a_method_of_the_users_own_that_is_called_reshard_is_left_alone() -> None:
+    assert together(update_of_one_with_reshard) == [True, True]
+
+
+class Resharding(nn.Linear):
+    def reshard(self, plan: Any) -> None:
+        raise AssertionError
+
+
+def update_of_one_with_reshard() -> bool:
+    twins = Twins(Resharding(2, 2))
+    with twins.sampled():
+        pass
+    twins.update()
+    return True
 
 
 def test_an_estimate_in_a_given_model_needs_no_shards() -> None:

@@ -23,6 +23,7 @@ from . import seeds
 from .estimate import Estimate, averaged
 from .exchange import copy_first_, gather, gather_each, same_everywhere
 from .groups import Grouping
+from .noise import in_order
 from .replicate import mean
 from .sharding import is_sharded
 from .sketch import Sketch
@@ -83,11 +84,15 @@ class Apart(Twins):
         self._siblings = mesh.get_group("twin")
         self._alike = [mesh.get_group("data")] if "data" in sizes else []  # the ranks that hold the same twin
         everyone = [self._siblings, *self._alike]
-        said = json.dumps([self._seed, exchange, sketch, sizes, self.partition.describe()])
+        shared = [_checksum(p) for p in self.copies.parameters() if not p.requires_grad]  # with the caller's model
+        said = json.dumps([self._seed, exchange, sketch, sizes, self.partition.describe(), shared])
         if not same_everywhere(zlib.crc32(said.encode()), everyone, self.partition.sigma.device):
-            raise ValueError("the ranks disagree: give all of them the same model, groups, seed, exchange and sketch.")
+            raise ValueError(
+                "the ranks disagree: give all of them the same model, with the same frozen weights, groups, seed, "
+                "exchange and sketch."
+            )
         for group in everyone:  # line 1: from the first rank to its siblings, and from each of those to its like
-            for t in (*self.copies.parameters(), *self.copies.buffers()):
+            for t in (*self._weights()[0], *self.copies.buffers()):
                 copy_first_(t, group)
 
     def _hold(self, model: nn.Module, replicas: int) -> None:
@@ -159,6 +164,10 @@ class Apart(Twins):
 
     def _describe(self) -> dict[str, Any]:
         return {**super()._describe(), "replicas": self.replicas, "twin": self.twin}
+
+
+def _checksum(t: Tensor) -> int:
+    return zlib.crc32(in_order(t.detach()).reshape(-1).view(torch.uint8).cpu().numpy().data)
 
 
 def _sizes(mesh: Any) -> dict[str, int]:

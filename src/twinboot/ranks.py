@@ -20,10 +20,10 @@ def own() -> tuple[int, ...]:
 
 def mean(value: Tensor) -> Tensor:
     """The mean over all ranks of what each has."""
-    ranks = share()[1]
+    ranks, total = share()[1], value.clone()
     if ranks > 1:
-        distributed.all_reduce(value)
-    return value / ranks
+        distributed.all_reduce(total)
+    return total / ranks
 
 
 def agree(value: int) -> bool:

@@ -7,6 +7,7 @@ many processes there are.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from torch import Tensor, distributed, nn
@@ -60,10 +61,11 @@ def summed(total: Tensor, groups: tuple[distributed.ProcessGroup, ...]) -> Tenso
 
 def reshard(module: nn.Module) -> None:
     """Let go of whole weights that a forward pass may have left: they would not follow what is done to the parts."""
-    if distributed.is_available() and distributed.is_initialized():
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported, so not used either
+    if fsdp and distributed.is_initialized():
         for part in module.modules():
-            if hasattr(type(part), "reshard"):
-                part.reshard()  # type: ignore[operator]
+            if isinstance(part, fsdp.FSDPModule):
+                part.reshard()
 
 
 def refuse_copy(module: nn.Module) -> None:
