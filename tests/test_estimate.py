@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader
 
 from twinboot import Blocks, Estimate, Prediction, Twins
+from twinboot.seeds import derive
 
 
 def trained(model: nn.Module | None = None, **options: Any) -> Twins:
@@ -23,6 +24,13 @@ def trained(model: nn.Module | None = None, **options: Any) -> Twins:
 
 
 X = classes(n=23, seed=8).tensors[0]
+
+
+def doubtful(model: nn.Module, sigma: float = 0.1) -> Estimate:
+    """An estimate without training."""
+    estimate = Twins(model).estimate()
+    estimate.partition.sigma.fill_(sigma)
+    return estimate
 
 
 def assert_close(first: Prediction, second: Prediction) -> None:
@@ -121,7 +129,7 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("vectorize", [True, False])
 def test_memory_does_not_grow_with_the_number_of_draws_or_with_the_inputs_beyond_the_result(vectorize: bool) -> None:
-    estimate = Twins(mlp(hidden=50)).estimate()
+    estimate = doubtful(mlp(hidden=50))
     largest = {}
     for n, samples in [(2000, 16), (2000, 64), (8000, 16)]:
         x = torch.zeros(n, 4)
@@ -192,8 +200,7 @@ def test_a_model_may_give_its_logits_with_something_else(vectorize: bool) -> Non
         def forward(self, x: Tensor) -> Any:
             return SimpleNamespace(logits=super().forward(x), loss=None)
 
-    plain = Twins(nn.Linear(4, 3)).estimate()
-    named = Twins(Named(4, 3)).estimate()
+    plain, named = doubtful(nn.Linear(4, 3)), doubtful(Named(4, 3))
     named.module.load_state_dict(plain.module.state_dict())
     ours, theirs = (e.predict(X, 2, vectorize=vectorize).probs for e in (named, plain))
     assert torch.equal(ours, theirs)
@@ -236,7 +243,7 @@ def test_update_batchnorm_takes_what_predict_takes() -> None:
         def forward(self, *, x: Tensor) -> Tensor:  # type: ignore[override]
             return super().forward(x)  # type: ignore[no-any-return]
 
-    estimate = Twins(Named(nn.BatchNorm1d(4), nn.Linear(4, 3))).estimate()
+    estimate = doubtful(Named(nn.BatchNorm1d(4), nn.Linear(4, 3)))
     estimate.update_batchnorm([{"x": X}], inputs=lambda batch: batch)
     torch.testing.assert_close(estimate.module[0].running_mean, X.mean(0))
     assert estimate.predict({"x": X}).probs.shape == (len(X), 3)
@@ -335,7 +342,8 @@ def test_half_does_not_make_sigma_coarse() -> None:
     [
         ({"samples": 1}, "samples must be 0, for the mean model, or at least 2"),
         ({"samples": -2}, "samples must be 0"),
-        ({"task": "ranking"}, 'unknown task \'ranking\': use "classification" or "regression"'),
+        ({"task": "ranking"}, "unknown task 'ranking': use 'classification', 'regression', 'gaussian'"),
+        ({"task": "gaussian"}, r"gaussian needs a mean and a log-variance .* shape \(23, 3\)"),
         ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
         ({"x": (X, X[:3])}, r"x must be a tensor, .* found \[3, 23\]"),
         ({"x": "text"}, "x must be a tensor, .* found no tensor"),
@@ -346,16 +354,49 @@ def test_bad_requests_get_a_sentence(options: dict[str, Any], sentence: str) -> 
         trained().estimate().predict(**{"x": X, **options})
 
 
+def test_draws_without_sigma_are_no_error_bars_and_a_warning_says_what_was_forgotten() -> None:
+    estimate = doubtful(mlp(), sigma=0.0)
+    with pytest.warns(UserWarning, match=r"sigma is 0 everywhere, .* call twins.update\(\) after each"):
+        estimate.predict(X)
+    estimate.predict(X, samples=0)
+    estimate.scale = 0.0  # as `calibrate` may find, which has said so
+    estimate.predict(X)
+
+
+@pytest.mark.parametrize("vectorize", [False, True])
+def test_a_variance_that_the_model_predicts_is_the_noise_of_measurements(vectorize: bool) -> None:
+    estimate = doubtful(nn.Linear(4, 6))
+    found = estimate.predict(X, 5, "gaussian", batch_size=7, vectorize=vectorize)
+    heads = estimate.predict(X, 5, "regression", vectorize=vectorize)
+    torch.testing.assert_close(found.mean, heads.mean[:, :3])
+    torch.testing.assert_close(found.std, heads.std[:, :3])
+    draws = torch.stack([estimate._draw(derive(0, "predict", s), 1.0)["weight"] for s in range(5)])
+    biases = torch.stack([estimate._draw(derive(0, "predict", s), 1.0)["bias"] for s in range(5)])
+    logarithms = (X @ draws.mT + biases[:, None])[:, :, 3:]
+    assert found.noise is not None
+    torch.testing.assert_close(found.noise, logarithms.exp().mean(0).sqrt())
+    low, high = found.interval(0.95)
+    half = 1.959964 * (found.std.square() + found.noise.square()).sqrt()
+    torch.testing.assert_close((high - low) / 2, half)
+    expected = [own.interval(0.95, noise=0.0)[0] for own in (found, Prediction("regression", found.mean, found.std))]
+    torch.testing.assert_close(*expected)  # of the expected value
+    normal = torch.distributions.Normal(found.mean, (found.std.square() + found.noise.square()).sqrt())
+    target = torch.zeros(len(X), 3)
+    torch.testing.assert_close(found.nll(target), -normal.log_prob(target))
+    assert repr(found).startswith("Prediction(gaussian, 23 inputs, shape (23, 3), std ")
+    assert ", noise " in repr(found)
+
+
 def test_models_that_do_not_fit_the_task_get_a_sentence() -> None:
     with pytest.raises(ValueError, match=r"logits of at least two classes along dimension 1, .* shape \(23, 1\)"):
-        Twins(nn.Linear(4, 1)).estimate().predict(X)
+        doubtful(nn.Linear(4, 1)).predict(X)
 
     class Pair(nn.Linear):
         def forward(self, x: Tensor) -> Any:
             return x, x
 
     with pytest.raises(TypeError, match="predict needs a model that returns a tensor, not tuple"):
-        Twins(Pair(4, 4)).estimate().predict(X)
+        doubtful(Pair(4, 4)).predict(X)
 
 
 def test_a_draw_depends_on_seed_and_shape_and_not_on_how_the_weights_lie_in_memory(tmp_path: Path) -> None:

@@ -60,13 +60,23 @@ def test_unseen_samples_change_nothing_that_is_trained() -> None:
 
 
 @pytest.mark.parametrize("loss", ["regression", "gaussian", lambda out, y: (out[:, 0] - y).abs()])
-def test_values_are_fitted_by_each_loss(loss: Any) -> None:
+def test_values_are_fitted_by_each_loss(loss: Any, tmp_path: Path) -> None:
     x = torch.randn(300, 4, generator=seeded(1))
     data = TensorDataset(x, x[:, 0] - x[:, 1])
-    found = fit(mlp(outputs=2 if loss == "gaussian" else 1), data, loss, epochs=15, **QUIET)
+    model = mlp(outputs=2 if loss == "gaussian" else 1)
+    found = fit(model, data, loss, epochs=15, **QUIET)
     assert "accuracy" not in found.history
     out = found.estimate(x)[:, 0]
     assert (out - data.tensors[1]).square().mean() < 0.1 * data.tensors[1].var()
+    if isinstance(loss, str):  # and predicted, without being asked for by name
+        found.estimate.save(tmp_path / "estimate")
+        for estimate in (
+            found.estimate,
+            Estimate.load(tmp_path / "estimate", model),
+        ):
+            prediction = estimate.predict(x, 4)
+            assert prediction.task == loss
+            assert prediction.mean.shape == (300, 1)
 
 
 def test_an_epoch_has_as_many_steps_with_counts_as_with_draws() -> None:

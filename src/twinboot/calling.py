@@ -36,6 +36,11 @@ def called(module: nn.Module, task: Task, temperature: float, weights: dict[str,
             "classification needs logits of at least two classes along dimension 1, but the model gives shape "
             f'{tuple(output.shape)}; for values use task="regression".'
         )
+    if task == "gaussian" and (output.ndim < 2 or output.shape[-1] % 2):
+        raise ValueError(
+            "gaussian needs a mean and a log-variance for each value along the last dimension, but the model gives "
+            f"shape {tuple(output.shape)}."
+        )
     return output / temperature if task == "classification" and temperature != 1 else output
 
 

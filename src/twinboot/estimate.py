@@ -20,7 +20,7 @@ from .calling import call, called, chunks_of, evaluating, first_tensor
 from .devices import moved
 from .noise import normals
 from .partition import Partition
-from .prediction import Moments, Prediction, Task, combine
+from .prediction import TASKS, Moments, Prediction, Task, combine
 from .replicate import Places, mean, overwrite_, replicate, wide
 from .seeds import derive
 from .sharding import refuse_copy, whole
@@ -42,6 +42,7 @@ class Estimate(nn.Module):
         self.module = module
         self.partition = partition
         self.temperature = self.scale = 1.0  # of logits, and of sigma; `calibrate` finds better ones
+        self.task: Task = "classification"  # of `predict`, if it is not told another one; `fit` knows by its loss
         self.eval()
 
     @classmethod
@@ -82,7 +83,7 @@ class Estimate(nn.Module):
         self,
         x: Any,
         samples: int = 32,
-        task: Task = "classification",
+        task: Task | None = None,
         *,
         batch_size: int = 256,
         scale: float | None = None,
@@ -94,7 +95,9 @@ class Estimate(nn.Module):
         Args:
             samples: draws of the weights, each used for all inputs; 0 for the mean model alone.
             task: `"classification"`: the model gives logits along dimension 1, and probabilities are averaged over
-                the draws. `"regression"`: the model gives values. Either may be the `logits` of what it gives.
+                the draws. `"regression"`: the model gives values. `"gaussian"`: along the last dimension it gives
+                values, then the logarithms of their variances. All may be the `logits` of what it gives. By default
+                the estimate's own `task`: what `fit` was for, else classification.
             batch_size: inputs at a time. Memory beyond the result does not grow with the number of inputs.
             scale: factor on sigma; by default that of `calibrate`, or 1.
             seed: the same seed gives the same draws.
@@ -103,11 +106,18 @@ class Estimate(nn.Module):
         """
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 0 or samples == 1:
             raise ValueError(f"samples must be 0, for the mean model, or at least 2, for a spread, not {samples!r}.")
-        if task not in ("classification", "regression"):
-            raise ValueError(f'unknown task {task!r}: use "classification" or "regression".')
+        task = task or self.task
+        if task not in TASKS:
+            raise ValueError(f"unknown task {task!r}: use {', '.join(map(repr, TASKS))}.")
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size!r}.")
         scale = self.scale if scale is None else scale
+        if samples and scale and not self.partition.sigma.any():
+            warnings.warn(
+                "sigma is 0 everywhere, so that all draws are the same: train with an optimizer of twins.parameters(), "
+                "and call twins.update() after each of its steps.",
+                stacklevel=2,
+            )
         chunks = chunks_of(x, batch_size, self.partition.sigma.device)
         draws = [derive(seed, "predict", s) for s in range(samples)]
         with torch.no_grad(), evaluating(self.module):
@@ -217,7 +227,7 @@ class Estimate(nn.Module):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the mean weights, sigma and the groups to a safetensors file."""
         partition = self.partition
-        found = {"temperature": self.temperature, "scale": self.scale}
+        found = {"temperature": self.temperature, "scale": self.scale, "task": self.task}
         files.write(path, self.module.state_dict(), partition.describe(), partition.labels(), partition.sigma, found)
 
     @classmethod
@@ -229,6 +239,7 @@ class Estimate(nn.Module):
         partition = Partition.restore(description, labels, sigma)
         estimate = cls(module, partition.to(next(module.parameters()).device))
         estimate.temperature, estimate.scale = calibrated["temperature"], calibrated["scale"]
+        estimate.task = calibrated.get("task", "classification")
         return estimate
 
 

@@ -29,7 +29,7 @@ def write(
     description: Mapping[str, Any],
     labels: Mapping[str, Tensor],
     sigma: Tensor,
-    calibration: Mapping[str, float],
+    calibration: Mapping[str, Any],
 ) -> None:
     """Write a module's state dict and what belongs to it; a kill at any moment leaves the old file or the new one."""
     path = Path(path)
@@ -52,7 +52,7 @@ def write(
 
 def read(
     path: str | os.PathLike[str],
-) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Tensor], Tensor, dict[str, float]]:
+) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Tensor], Tensor, dict[str, Any]]:
     """The state dict, the description of the groups, the labels, sigma and the calibration that `write` stored."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no estimate at {os.fspath(path)!r}.")

@@ -210,11 +210,11 @@ class Best:
         names = ("epoch", "train", "unseen", "accuracy", "sigma_least", "sigma_most", "rate", "seconds")
         self.history: dict[str, list[float]] = {n: [] for n in names if n != "accuracy" or run.classifies}
         self.epoch, self.lowest = 0, math.inf
-        self.estimate = run.twins.estimate()
+        self.estimate = run.estimate()
 
     def look(self, epoch: int, train: float, rate: float, began: float) -> Estimate:
         """Judge the twins as they are, and keep their estimate if it is the best so far."""
-        estimate = self.run.twins.estimate()
+        estimate = self.run.estimate()
         self.average.take(Places(estimate.module, list(estimate.partition.parameter_shapes)).read())
         unseen, accuracy = self.run.judge(estimate)
         seconds = time.perf_counter() - began

@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Task = Literal["classification", "regression"]
+Task = Literal["classification", "regression", "gaussian"]
+TASKS = ("classification", "regression", "gaussian")
 
 
 @dataclass(frozen=True, repr=False)
@@ -18,20 +19,24 @@ class Prediction:
     """The prediction for some inputs, over draws of the weights.
 
     `mean` and `std` are over the draws, in the shape of the model's output: of class probabilities along dimension 1,
-    or of the predicted values. With `samples=0`, the mean model alone, `std` is 0.
+    or of the predicted values. With `samples=0`, the mean model alone, `std` is 0. A model that predicts the spread of
+    measurements too, `task="gaussian"`, has it as `noise`, a standard deviation.
     """
 
     task: Task
     mean: Tensor
     std: Tensor
     own_entropy: Tensor | None = None  # classification: the mean of the draws' own entropies
+    noise: Tensor | None = None  # gaussian: the root of the mean of the draws' own variances
 
     def __len__(self) -> int:
         return len(self.mean)
 
     def __repr__(self) -> str:
-        if self.task == "regression":
-            return f"Prediction(regression, {len(self)} inputs, shape {tuple(self.mean.shape)}, std {_told(self.std)})"
+        if self.task != "classification":
+            noise = "" if self.noise is None else f", noise {_told(self.noise)}"
+            shape = tuple(self.mean.shape)
+            return f"Prediction({self.task}, {len(self)} inputs, shape {shape}, std {_told(self.std)}{noise})"
         doubts = f"entropy {_told(self.entropy)}, mutual information {_told(self.mutual_information)}"
         return f"Prediction(classification, {len(self)} inputs, {self.mean.shape[1]} classes, {doubts})"
 
@@ -63,26 +68,33 @@ class Prediction:
         """How much the draws disagree, in nats: the doubt that more data could remove. Never negative."""
         return (self.entropy - self.expected_entropy).clamp(min=0)
 
-    def interval(self, level: float = 0.95, noise: float | Tensor = 0.0) -> tuple[Tensor, Tensor]:
+    def interval(self, level: float = 0.95, noise: float | Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The central interval that holds the value with probability `level`, under a normal distribution.
 
         `std` knows only the weights' uncertainty: that is the interval of the *expected* value. Give the standard
-        deviation of the measurement `noise` to get the interval of a new measurement. A normal quantile is used
-        because a few dozen draws have no 97.5 % quantile of their own.
+        deviation of the measurement `noise` to get the interval of a new measurement; by default it is the one that the
+        model predicts, or 0. A normal quantile is used because a few dozen draws have no 97.5 % quantile of their own.
         """
-        self._only("regression", "interval()")
-        half = half_width(level) * (self.std**2 + noise**2) ** 0.5
+        if self.task == "classification":
+            self._only("regression", "interval()")
+        half = half_width(level) * self._variance(noise) ** 0.5
         return self.mean - half, self.mean + half
 
-    def nll(self, target: Tensor, noise: float | Tensor = 0.0) -> Tensor:
-        """Negative log-likelihood of each target: of labels under `probs`, of values under N(mean, std^2 + noise^2)."""
+    def _variance(self, noise: float | Tensor | None) -> Tensor:
+        if noise is None:
+            noise = 0.0 if self.noise is None else self.noise
+        return self.std**2 + noise**2
+
+    def nll(self, target: Tensor, noise: float | Tensor | None = None) -> Tensor:
+        """Negative log-likelihood of each target: of labels under `probs`, of values under N(mean, std^2 + noise^2),
+        with the `noise` of `interval`."""
         if self.task == "classification":
             labels = self._valid_labels(target).unsqueeze(1)
             chosen = self.probs.gather(1, labels).squeeze(1)
             return -chosen.clamp(min=torch.finfo(chosen.dtype).tiny).log()
         if target.shape != self.mean.shape:
             raise ValueError(f"the target has shape {tuple(target.shape)}, the prediction {tuple(self.mean.shape)}.")
-        variance = self.std**2 + noise**2
+        variance = self._variance(noise)
         if bool((variance == 0).any()):
             raise ValueError("a prediction without spread has no likelihood: give the standard deviation of the noise.")
         return 0.5 * ((target - self.mean) ** 2 / variance + variance.log() + math.log(2 * math.pi))
@@ -131,32 +143,36 @@ class Moments:
     def add(self, outputs: Tensor) -> None:
         """Outputs of the model along dimension 1, for each of some draws along dimension 0."""
         values = outputs if outputs.dtype == torch.float64 else outputs.float()
-        own_entropy = None
+        own = None  # the sum over the draws of what each of them says about its own doubt
         if self.task == "classification":
             values = values.softmax(2)
-            own_entropy = torch.stack([entropy(v) for v in values]).sum(0)
+            own = torch.stack([entropy(v) for v in values]).sum(0)
+        elif self.task == "gaussian":
+            values, logarithm = values.chunk(2, -1)
+            own = logarithm.exp().sum(0)
         draws, center = len(values), values.mean(0)
         spread = (values - center).square_().sum(0)
         if self.draws == 0:
-            self.mean, self.squares, self.own_entropy = center, spread, own_entropy
+            self.mean, self.squares, self.own = center, spread, own
         else:
             shift, total = center - self.mean, self.draws + draws
             self.mean = self.mean + shift * (draws / total)
             self.squares = self.squares + spread + shift.square() * (self.draws * draws / total)
-            if own_entropy is not None and self.own_entropy is not None:
-                self.own_entropy = self.own_entropy + own_entropy
+            if own is not None and self.own is not None:
+                self.own = self.own + own
         self.draws += draws
 
 
 def combine(parts: list[Moments]) -> Prediction:
     """One prediction from the moments of consecutive parts of the inputs."""
     task, draws = parts[0].task, parts[0].draws
-    entropies = [p.own_entropy / draws for p in parts if p.own_entropy is not None]
+    own = torch.cat([p.own / draws for p in parts if p.own is not None]) if parts[0].own is not None else None
     return Prediction(
         task,
         mean=torch.cat([p.mean for p in parts]),
         std=torch.cat([(p.squares / max(draws - 1, 1)).sqrt_() for p in parts]),
-        own_entropy=torch.cat(entropies) if entropies else None,
+        own_entropy=own if task == "classification" else None,
+        noise=own.sqrt() if own is not None and task == "gaussian" else None,
     )
 
 

@@ -17,6 +17,7 @@ from .estimate import Estimate
 from .groups import Grouping
 from .judging import ENOUGH, Judge
 from .loader import PairedLoader
+from .prediction import Task
 from .randomness import alone, own_randomness
 from .twins import Twins
 
@@ -41,6 +42,7 @@ class Training:
         **options: Any,
     ) -> None:
         self.loss, self.classifies = losses.named(loss), loss == "classification"
+        self.task: Task = loss if isinstance(loss, str) else "classification"
         self.twins = Twins(model, bootstrap.replicas if bootstrap else 2, groups, seed)
         first = next(self.twins.parameters())
         self.device = torch.device(device) if device is not None else first.device
@@ -91,6 +93,12 @@ class Training:
         if not isinstance(batch, (tuple, list)) or len(batch) < least:
             raise TypeError("samples must be tuples of an input and a target.")
         return moved(list(batch), self.device)  # type: ignore[no-any-return]
+
+    def estimate(self) -> Estimate:
+        """The twins' estimate, which knows what it is to predict."""
+        estimate = self.twins.estimate()
+        estimate.task = self.task
+        return estimate
 
     @torch.no_grad()
     def judge(self, estimate: Estimate) -> tuple[float, float]:
