@@ -354,6 +354,10 @@ def test_autocast_trains_too() -> None:
         ({"dataset": TensorDataset(torch.zeros(0, 4), torch.zeros(0).long())}, "the dataset is empty"),
         ({"dataset": TensorDataset(torch.zeros(9, 4), torch.full((9,), 3))}, "label 3 is out of range"),
         ({"dataset": TensorDataset(torch.zeros(9, 4))}, "tuples of an input and a target"),
+        ({"epoch": 1}, "fit has no option 'epoch': did you mean 'epochs'?"),
+        ({"num_worker": 1}, "fit has no option 'num_worker': did you mean 'num_workers'?"),
+        ({"lr": 1e-3}, r"no option 'lr': give optimizer=lambda p: torch.optim.Adam\(p, lr=0.001\)"),
+        ({"learning_rate": 0.1}, "no option 'learning_rate': give optimizer=lambda p"),
         ({"bootstrap": Bootstrap(240, kind="bayesian")}, "every sample is seen by some twin"),
     ],
 )

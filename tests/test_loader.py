@@ -311,6 +311,7 @@ class Stream(IterableDataset[int]):
         (Numbers(5), 5, {"resample": "all"}, ValueError, 'unknown resample \'all\': use "draws" or "counts"'),
         (Numbers(5), 5, {"sampler": [1]}, TypeError, "sampler cannot be given: the bootstrap and the seed decide"),
         (Numbers(5), 5, {"in_order": False}, TypeError, "in_order cannot be given"),
+        (Numbers(5), 5, {"num_worker": 2}, TypeError, "no option 'num_worker': did you mean 'num_workers'?"),
         (
             Numbers(5),
             5,

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from . import losses, optimizers, ranks, resets
 from .averaging import POWER, Average
@@ -27,8 +27,9 @@ from .bootstrap import Bootstrap
 from .checkpoints import Checkpoints
 from .estimate import Estimate
 from .groups import Grouping
-from .loader import require_map_style
+from .loader import PairedLoader, require_map_style
 from .logs import open_log, show, show_finished
+from .options import require_known
 from .replicate import Places
 from .states import pack, require_same, unpack
 from .training import Training
@@ -126,6 +127,7 @@ def fit(
     """
     if epochs < 1 or (patience is not None and patience < 1):
         raise ValueError(f"epochs and patience must be at least 1, not {epochs} and {patience}.")
+    _check_options(options)
     require_map_style(dataset)
     resets.require_mode(mode)
     if not 0 <= noise < math.inf:
@@ -242,6 +244,13 @@ class Best:
         self.epoch = state["best"]["epoch"]
         self.lowest = min(self.history["unseen"])
         self.estimate.load_state_dict(state["best"]["estimate"])
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    for name in options.keys() & {"lr", "learning_rate"}:
+        advice = f"give optimizer=lambda p: torch.optim.Adam(p, lr={options[name]})"
+        raise TypeError(f"fit has no option {name!r}: {advice}.")
+    require_known(options, fit, PairedLoader, DataLoader)
 
 
 def _restore(state: dict[str, Any], parts: dict[str, Any], best: Best) -> None:

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from . import ranks, seeds
 from .bootstrap import Bootstrap
+from .options import require_known
 from .randomness import seeded
 from .states import require_same
 
@@ -276,6 +277,7 @@ def _checked_twins(twin: int | None, share: tuple[int, int] | None, replicas: in
 
 def _check(dataset: Any, bootstrap: Bootstrap, batch_size: int, resample: str, options: Mapping[str, Any]) -> None:
     require_map_style(dataset)
+    require_known(options, PairedLoader, DataLoader)
     if not isinstance(bootstrap, Bootstrap):
         raise TypeError(f"bootstrap must be a Bootstrap, such as Bootstrap(len(dataset)), not {bootstrap!r}.")
     if len(dataset) == 0:
