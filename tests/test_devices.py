@@ -1,6 +1,15 @@
+import pytest
 import torch
 
-from twinboot.devices import moved
+from twinboot.devices import moved, usable
+
+
+def test_a_device_that_is_there_is_given_and_another_is_named_in_a_sentence() -> None:
+    assert usable("cpu") == usable(torch.device("cpu")) == torch.device("cpu")
+    missing = "mps" if torch.cuda.is_available() else "cuda"
+    for name in ("cudaa", missing):
+        with pytest.raises(ValueError, match=rf"^the device '{name}' can't be used: [^\n]*[^.]\.$"):
+            usable(name)
 
 
 def test_tensors_move_however_deep_they_lie_and_the_rest_stays() -> None:

@@ -32,12 +32,14 @@ def test_a_target_without_the_last_axis_is_not_broadcast_into_a_square() -> None
     ("loss", "output", "target", "said"),
     [
         ("classification", torch.zeros(2, 3), torch.tensor([0, 3]), "label 3 is out of range: the model has 3 classes"),
+        ("classification", torch.zeros(2, 1), torch.tensor([0, 1]), r"one output; use two outputs \(logits\) for two"),
         ("classification", torch.zeros(2, 3), torch.tensor([-1, 0]), "label -1 is out of range"),
         ("classification", torch.zeros(2, 3), torch.zeros(2), "labels must be integers"),
         ("classification", torch.zeros(2), torch.tensor([0, 1]), "needs logits"),
         ("classification", torch.zeros(2, 3), torch.tensor([[0], [1]]), r"labels have shape \(2, 1\)"),
         ("classification", (torch.zeros(2, 3),), torch.tensor([0, 1]), "must give a tensor, not tuple"),
         ("gaussian", torch.zeros(2, 3), torch.zeros(2), "a mean and a log-variance for each value"),
+        (torch.nn.CrossEntropyLoss(), torch.zeros(2, 3), torch.tensor([0, 1]), 'PyTorch do so with reduction="none"'),
         (lambda output, target: output.mean(), torch.zeros(2, 3), torch.zeros(2), "one value for each of 2 samples"),
     ],
 )

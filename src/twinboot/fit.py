@@ -129,9 +129,14 @@ def fit(
         raise ValueError(f"epochs and patience must be at least 1, not {epochs} and {patience}.")
     _check_options(options)
     require_map_style(dataset)
+    if isinstance(dataset, (tuple, list)) and 0 < len(dataset) < 4 and all(hasattr(part, "shape") for part in dataset):
+        raise TypeError(f"the dataset is a {type(dataset).__name__} of arrays: use TensorDataset(X, Y), of tensors.")
     resets.require_mode(mode)
     if not 0 <= noise < math.inf:
         raise ValueError(f"noise must be a number of at least 0, not {noise}.")
+    if amp is not None and not isinstance(amp, torch.dtype):
+        raise TypeError(f"amp must be a dtype such as torch.bfloat16, not {amp!r}.")
+    due = resets.checked(reset, resets.every(1))
     run = Training(
         model,
         dataset,
@@ -162,7 +167,6 @@ def fit(
     schedule = scheduler(stepper) if scheduler else None
     description["scheduler"] = type(schedule).__name__
     scaler = torch.amp.GradScaler(run.device.type, enabled=amp is torch.float16)
-    due = reset or resets.every(1)
     parts: dict[str, Any] = {"twins": run.twins, "optimizer": stepper, "loader": run.loader, "scaler": scaler}
     parts |= {"scheduler": schedule} if schedule else {}
     best = Best(run, Average(average))

@@ -113,7 +113,7 @@ def invert(
     [fields] = twins.parameters()
     stepper = optimizers.made(optimizer, [fields], rate=0.01)
     schedule = torch.optim.lr_scheduler.ExponentialLR(stepper, decay)
-    due = reset or resets.growing(50, 1.5)
+    due = resets.checked(reset, resets.growing(50, 1.5))
     best = _Best(twins, fields)
 
     train = math.nan

@@ -38,7 +38,9 @@ def classification(logits: Tensor, labels: Tensor) -> Tensor:
     wrong = labels[(labels < 0) | (labels >= logits.shape[1])]
     if wrong.numel():
         classes = logits.shape[1]
-        raise ValueError(f"label {int(wrong[0])} is out of range: the model has {classes} classes, 0 to {classes - 1}.")
+        has = f"has {classes} classes, 0 to {classes - 1}"
+        one = "has one output; use two outputs (logits) for two classes"
+        raise ValueError(f"label {int(wrong[0])} is out of range: the model {has if classes > 1 else one}.")
     values = F.cross_entropy(logits, labels.long(), reduction="none")
     return values.reshape(len(values), -1).mean(1)
 
@@ -83,7 +85,10 @@ def _one_each(loss: Loss) -> Loss:
         values = loss(output, target)
         if not isinstance(values, Tensor) or values.shape != (len(target),):
             given = _shape(values) if isinstance(values, Tensor) else type(values).__name__
-            raise ValueError(f"the loss must give one value for each of {len(target)} samples, not {given}.")
+            raise ValueError(
+                f"the loss must give one value for each of {len(target)} samples, not {given}: those of PyTorch do so "
+                'with reduction="none".'
+            )
         return values
 
     return checked

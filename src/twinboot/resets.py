@@ -109,6 +109,15 @@ class never:
         return _counted(count) < 1
 
 
+def checked(reset: Schedule | None, usual: Schedule) -> Schedule:
+    """The schedule that was given, or else the usual one."""
+    if reset is None:
+        return usual
+    if not callable(reset) or isinstance(reset, type):
+        raise TypeError(f"reset must be a schedule such as twinboot.resets.every(1), not {reset!r}.")
+    return reset
+
+
 def _positive(schedule: str, argument: str, value: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{schedule}() needs {argument} to be a whole number of at least 1, not {value!r}.")

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from . import losses, ranks
 from .batchnorm import layers
 from .bootstrap import Bootstrap
-from .devices import moved
+from .devices import moved, usable
 from .estimate import Estimate
 from .groups import Grouping
 from .judging import ENOUGH, Judge
@@ -45,7 +45,7 @@ class Training:
         self.task: Task = loss if isinstance(loss, str) else "classification"
         self.twins = Twins(model, bootstrap.replicas if bootstrap else 2, groups, seed)
         first = next(self.twins.parameters())
-        self.device = torch.device(device) if device is not None else first.device
+        self.device = usable(device) if device is not None else first.device
         self.twins.to(self.device)
         # Under torchrun PyTorch's own wrapper gives all ranks the mean of their gradients.
         several = ranks.share()[1] > 1
@@ -91,7 +91,7 @@ class Training:
 
     def _moved(self, batch: Any, least: int = 2) -> list[Any]:
         if not isinstance(batch, (tuple, list)) or len(batch) < least:
-            raise TypeError("samples must be tuples of an input and a target.")
+            raise TypeError("samples must be tuples of an input and a target, such as those of TensorDataset(X, Y).")
         return moved(list(batch), self.device)  # type: ignore[no-any-return]
 
     def estimate(self) -> Estimate:

@@ -702,6 +702,8 @@ def test_mistakes_get_one_sentence(tmp_path: Path) -> None:
         TwinModule(ByHand(), DATA)
     with pytest.raises(ValueError, match=r"^unknown reset mode 'none'"):
         TwinModule(Net(), DATA, mode="none")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^reset must be a schedule such as twinboot.resets.every\(1\), not 1"):
+        TwinModule(Net(), DATA, reset=1)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^'more.weight' was made in setup\(\)"):
         fitted(Late())
     with pytest.raises(TypeError, match=r"which LBFGS is not made for"):

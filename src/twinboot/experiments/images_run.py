@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import seeds
+from ..devices import usable
 from ..prediction import entropy
 from . import datasets, networks, sources
 from .contenders import METHODS, Task, Trained, longer, require_ivon
@@ -67,12 +68,9 @@ def _require(config: Config) -> None:
         )
     try:
         _images(preset.dataset, config.data)
+        usable(config.device or "cpu")
     except ValueError as error:
         raise UnavailableError(str(error)) from None
-    try:
-        torch.empty(0, device=config.device or "cpu")
-    except (RuntimeError, AssertionError) as error:
-        raise UnavailableError(f"the device {config.device!r} can't be used: {str(error).splitlines()[0]}") from None
     if "ivon" in (config.methods or ()):
         require_ivon()
 

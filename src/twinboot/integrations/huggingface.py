@@ -116,7 +116,8 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
             bootstrap = bootstrap or Bootstrap(len(train_dataset), seed=args.seed)
             if eval_dataset is None and len(bootstrap.unseen):
                 eval_dataset = Subset(train_dataset, bootstrap.unseen.tolist())
-        self.groups, self.mode, self.bootstrap, self.due = groups, mode, bootstrap, reset or resets.every(1)
+        self.groups, self.mode, self.bootstrap = groups, mode, bootstrap
+        self.due = resets.checked(reset, resets.every(1))
         self._pair: Pair | None = None
         self._paired: PairedLoader  # made for each training
         self._partition: Partition | None = None  # sigma of what `model` holds; None before any training
