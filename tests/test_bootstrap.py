@@ -156,6 +156,7 @@ def test_no_global_generator_is_read_or_moved() -> None:
         ({"n": -4}, ValueError, "n is -4, but a bootstrap needs at least 2 samples"),
         ({"n": [1, 2, 3]}, TypeError, r"n must be the number of samples, such as len\(dataset\)"),
         ({"n": 9, "replicas": 1}, ValueError, "replicas must be a whole number of at least 2, not 1"),
+        ({"n": 9, "replicas": "poisson"}, ValueError, "not 'poisson'; the kind goes by name: kind='poisson'"),
         ({"n": 9, "kind": "jackknife"}, ValueError, "unknown kind 'jackknife': use \"multinomial\""),
         ({"n": 9, "strata": [0, 1]}, ValueError, r"strata must hold one label per sample, 9 in all, not .* \(2,\)"),
         ({"n": 9, "clusters": torch.zeros(9, 2)}, ValueError, "clusters must hold one label per sample"),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from twinboot import Blocks, Estimate, Prediction, Twins
 from twinboot.seeds import derive
@@ -346,6 +346,8 @@ def test_half_does_not_make_sigma_coarse() -> None:
         ({"task": "gaussian"}, r"gaussian needs a mean and a log-variance .* shape \(23, 3\)"),
         ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
         ({"x": (X, X[:3])}, r"x must be a tensor, .* found \[3, 23\]"),
+        ({"x": X.numpy()}, r"found no tensor in ndarray; use torch.from_numpy\(x\)\."),
+        ({"x": DataLoader(TensorDataset(X))}, "found no tensor in DataLoader; call predict for each batch"),
         ({"x": "text"}, "x must be a tensor, .* found no tensor"),
     ],
 )

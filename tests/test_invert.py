@@ -320,6 +320,7 @@ def sometimes_nan(v: Tensor) -> Tensor:
         ({"forward": sometimes_nan}, FloatingPointError, "not finite at step"),
         ({"forward": lambda v: v.detach().repeat(5)}, ValueError, "does not depend on the field"),
         ({"forward": lambda v: torch.ones(60)}, ValueError, "does not depend on the field"),
+        ({"observed": torch.zeros(0)}, ValueError, "observed is empty: there is nothing to invert"),
         ({"reset": 1}, TypeError, r"reset must be a schedule such as twinboot.resets.every\(1\), not 1"),
         ({"observed": torch.zeros(60)}, ValueError, "zero everywhere"),
         ({"observed": torch.full((60,), torch.inf)}, ValueError, "not finite: remove"),

@@ -313,6 +313,13 @@ class Stream(IterableDataset[int]):
         (Numbers(5), 5, {"in_order": False}, TypeError, "in_order cannot be given"),
         (Numbers(5), 5, {"num_worker": 2}, TypeError, "no option 'num_worker': did you mean 'num_workers'?"),
         (
+            Bootstrap(5),
+            5,
+            {"bootstrap": Numbers(5)},
+            TypeError,
+            r"the dataset comes first: PairedLoader\(dataset",
+        ),
+        (
             Numbers(5),
             5,
             {"bootstrap": 5},

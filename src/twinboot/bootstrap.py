@@ -57,7 +57,8 @@ class Bootstrap:
     ) -> None:
         self.n = _checked_size(n)
         if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 2:
-            raise ValueError(f"replicas must be a whole number of at least 2, not {replicas!r}.")
+            hint = "; the kind goes by name: kind='poisson'" if isinstance(replicas, str) else ""
+            raise ValueError(f"replicas must be a whole number of at least 2, not {replicas!r}{hint}.")
         if kind not in KINDS:
             raise ValueError(f'unknown kind {kind!r}: use "multinomial", "poisson" or "bayesian".')
         self.replicas, self.seed, self.kind = replicas, seeds.checked(seed), kind

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils.data import DataLoader
 
 from .prediction import Task
 
@@ -57,9 +59,10 @@ def chunks_of(x: Any, size: int, device: torch.device) -> list[Callable[[], Any]
     tensors = x.values() if isinstance(x, Mapping) else x if isinstance(x, (tuple, list)) else [x]
     lengths = {len(t) for t in tensors if isinstance(t, Tensor) and t.ndim}
     if len(lengths) != 1:
+        advice = {np.ndarray: "; use torch.from_numpy(x)", DataLoader: "; call predict for each batch"}.get(type(x), "")
         raise ValueError(
             "x must be a tensor, or a tuple or mapping of tensors, with the same number of inputs along dimension 0; "
-            f"found {sorted(lengths) or f'no tensor in {type(x).__name__}'}."
+            f"found {sorted(lengths) or f'no tensor in {type(x).__name__}'}{advice}."
         )
 
     def cut(start: int) -> Any:

@@ -177,6 +177,8 @@ class Estimate(nn.Module):
         if samples < 2:
             raise ValueError(f"samples must be at least 2, not {samples!r}.")
         batches = list(DataLoader(dataset, batch_size, generator=torch.Generator()))
+        if not batches:
+            raise ValueError("the dataset is empty: there is nothing to calibrate by.")
         if not all(isinstance(batch, (tuple, list)) and len(batch) > 1 for batch in batches):
             raise TypeError("samples of the dataset must be tuples of an input and a label.")
         labels = torch.cat([batch[-1] for batch in batches]).to(self.partition.sigma.device)

@@ -199,7 +199,8 @@ def _checked_data(observed: Tensor) -> Tensor:
     if not bool(observed.isfinite().all()):
         raise ValueError("observed has values that are not finite: remove those measurements first.")
     if not bool(observed.any()):
-        raise ValueError("observed is zero everywhere: there is nothing to invert; were the measurements loaded?")
+        what = "zero everywhere" if observed.numel() else "empty"
+        raise ValueError(f"observed is {what}: there is nothing to invert; were the measurements loaded?")
     return observed.detach()
 
 

@@ -276,6 +276,8 @@ def _checked_twins(twin: int | None, share: tuple[int, int] | None, replicas: in
 
 
 def _check(dataset: Any, bootstrap: Bootstrap, batch_size: int, resample: str, options: Mapping[str, Any]) -> None:
+    if isinstance(dataset, Bootstrap):
+        raise TypeError("the dataset comes first: PairedLoader(dataset, bootstrap, batch_size).")
     require_map_style(dataset)
     require_known(options, PairedLoader, DataLoader)
     if not isinstance(bootstrap, Bootstrap):

@@ -283,8 +283,10 @@ def test_partial_fit_is_refused_with_a_reason(kind: Any) -> None:
 def test_mistakes_get_one_sentence() -> None:
     x, y = values(30)
     for options, weight, said in [
-        ({"hidden": 50}, None, "hidden must hold numbers of units"),
-        ({"hidden": (0,)}, None, "hidden must hold numbers of units"),
+        ({"hidden": 50}, None, r"hidden must be a sequence of widths, such as \(50,\), not 50"),
+        ({"hidden": (0,)}, None, "hidden must be a sequence of widths"),
+        ({"hidden": "x"}, None, "hidden must be a sequence of widths, .* not 'x'"),
+        ({"hidden": (50, None)}, None, "hidden must be a sequence of widths"),
         ({"samples": 1}, None, "samples must be 0"),
         ({"epochs": 0}, None, "epochs and patience must be at least 1"),
         ({"mode": "none"}, None, "mode"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, pairwise
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -137,8 +138,9 @@ class TwinBoot(BaseEstimator):  # type: ignore[misc]
         return rows, shares
 
     def _mlp(self, inputs: int, outputs: int) -> nn.Module:
-        if isinstance(self.hidden, int) or any(units < 1 for units in self.hidden):
-            raise ValueError(f"hidden must hold numbers of units, such as (50,), not {self.hidden!r}.")
+        widths = self.hidden if isinstance(self.hidden, Iterable) else [None]
+        if not all(isinstance(units, Integral) and units >= 1 for units in widths):
+            raise ValueError(f"hidden must be a sequence of widths, such as (50,), not {self.hidden!r}.")
         sizes = [inputs, *self.hidden]
         layers = [[nn.Linear(before, after), nn.ReLU()] for before, after in pairwise(sizes)]
         return nn.Sequential(*chain.from_iterable(layers), nn.Linear(sizes[-1], outputs))
