@@ -37,7 +37,14 @@ def test_help_names_every_command(capsys: Any) -> None:
         cli.main(["--help"])
     assert end.value.code == 0
     said = capsys.readouterr().out
-    assert all(name in said for name in (*cli.EXPERIMENTS, "reproduce", "figure", "report"))
+    assert all(name in said for name in (*cli.EXPERIMENTS, "reproduce", "figure", "report", "--version"))
+
+
+@pytest.mark.parametrize("command", ["reproduce", "gaussian"])
+def test_help_tells_where_quick_runs_go(command: str, capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    assert "with --quick by default out/quick" in " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
 @pytest.mark.parametrize("command", list(cli.EXPERIMENTS))
@@ -55,7 +62,13 @@ def test_every_flag_of_a_config_has_help_with_its_reason(command: str, capsys: A
     ("arguments", "said"),
     [
         (["basins", "--sed", "3"], "--sed, 3; perhaps you meant --seed"),
-        (["gausian"], "gausian; available subcommands: gaussian"),
+        (["gausian"], "there is no command 'gausian': did you mean 'gaussian'? See twinboot --help."),
+        (["nothing"], "there is no command 'nothing'. See twinboot --help."),
+        (["--hlep"], "--hlep; available subcommands: gaussian"),
+        (["gaussian", "--seed", "x"], "See twinboot gaussian --help."),
+        (["fwi", "--window", "1", "2"], "twinboot: --window takes {None}|{INT INT INT INT}, not ['1', '2']. See"),
+        (["report"], "report needs a directory of runs, such as out/demo."),
+        (["figure"], "figure needs a directory of runs, such as out/demo."),
         ([], "Expected one of"),
         (["basins", "--size", "x"], "--size"),
         (["basins", "--size", "0"], "size must be above 0"),

@@ -27,6 +27,7 @@ try:
     from .experiments import EXPERIMENTS
     from .experiments.experiment import Part, Tick, UnavailableError, label
     from .experiments.store import Run, RunError, UnfinishedError, carry_out, load
+    from .options import meant
     from .report import write_report
 except ImportError as error:
     raise SystemExit(
@@ -36,6 +37,7 @@ except ImportError as error:
 DESCRIPTION = f"""Twin-Boot {__version__}: the paper's experiments, again.
 
 Start with `twinboot reproduce --quick`: every experiment with few seeds, and a page that shows them all.
+`twinboot --version` tells the version alone.
 """
 
 
@@ -45,8 +47,8 @@ class RunExperiment:
 
     config: Annotated[Any, tyro.conf.arg(name="")]
     out: Path = Path("out/full")
-    """Directory; the run goes into a folder of the experiment's name in it, and of its preset if that is not the usual
-    one. A run that was stopped goes on."""
+    """Directory, with --quick by default out/quick; the run goes into a folder of the experiment's name in it, and of
+    its preset if that is not the usual one. A run that was stopped goes on."""
     jobs: int = 1
     """Parts that run at once, each in a process of its own."""
     quick: bool = False
@@ -60,7 +62,7 @@ class Reproduce:
     """Run all experiments, and write the report."""
 
     out: Path = Path("out/full")
-    """Directory for all runs and the report. Runs that were stopped go on."""
+    """Directory for all runs and the report, with --quick by default out/quick. Runs that were stopped go on."""
     jobs: int = 1
     """Parts of an experiment that run at once, each in a process of its own."""
     quick: bool = False
@@ -152,8 +154,11 @@ def _parse(arguments: list[str]) -> RunExperiment | Reproduce | Redraw | Report:
     commands["reproduce"] = Reproduce(out=out), Reproduce.__doc__
     for name, kind in (("figure", Redraw), ("report", Report)):
         commands[name] = kind(directory=tyro.MISSING), kind.__doc__
-    if arguments and arguments[0] in commands:  # so that a mistake is compared with the flags of this command alone
-        commands = {arguments[0]: commands[arguments[0]]}
+    command = next((word for word in arguments[:1] if not word.startswith("-")), None)
+    if command is not None:
+        if command not in commands:
+            raise UsageError(f"there is no command {command!r}{meant(command, commands)} See twinboot --help.")
+        commands = {command: commands[command]}  # so that a mistake is compared with the flags of this command alone
     defaults, about = ({name: pair[i] for name, pair in commands.items()} for i in range(2))
     choices: Any = tyro.extras.subcommand_type_from_defaults(defaults, about)
     complaint = io.StringIO()
@@ -170,20 +175,23 @@ def _parse(arguments: list[str]) -> RunExperiment | Reproduce | Redraw | Report:
         raise UsageError(str(error)) from None
     except SystemExit as end:
         if end.code:
-            raise UsageError(_one_line(complaint.getvalue())) from None
+            raise UsageError(_one_line(complaint.getvalue(), command)) from None
         raise
 
 
-def _one_line(box: str) -> str:
+def _one_line(box: str, command: str | None) -> str:
     """What tyro says in a box of several sections, as one line: what is wrong, and what may have been meant."""
     sections = re.split(r"[─-]{3,}", re.sub(r"[╭╮╰╯│]", " ", box))  # drawn with dashes where there is no UTF-8
     _, wrong, *others = (" ".join(section.split()).rstrip(".") for section in sections)
+    wrong = re.sub(r"Error parsing (.*): no type matching (.*) could .*? from (.*?\]).*", r"\1 takes \2, not \3", wrong)
+    if command in ("figure", "report") and wrong.startswith("Missing"):
+        wrong = f"{command} needs a directory of runs, such as out/demo"
     for section in others:
         if section.startswith("Available"):
             wrong += f"; {section[0].lower()}{section[1:]}"
         elif section.startswith("Perhaps"):
             wrong += f"; perhaps you meant {' or '.join(dict.fromkeys(re.findall(r'--(?!help)[a-z-]*[a-z]', section)))}"
-    return f"{wrong}. See twinboot --help."
+    return f"{wrong}. See twinboot {f'{command} ' if command else ''}--help."
 
 
 def _reproduce(command: Reproduce) -> None:

@@ -162,7 +162,8 @@ def test_only_official_files_are_taken_unless_asked_otherwise(tmp_path: Path, ba
 def test_missing_files_are_named_with_where_they_come_from(tmp_path: Path, name: str) -> None:
     layout = sources.LAYOUTS[name][0]
     for folder in (tmp_path, tmp_path / "nowhere"):
-        said = rf"holds no files of {name}: put .*gz.* there, from {sources.PAGES[name]}"
+        said = rf"holds no files of {name}: put .*gz.* there, from {sources.PAGES[name]}, or let "
+        said += rf"`twinboot\.experiments\.datasets\.download\('{name}', '{folder}'\)` fetch it"
         with pytest.raises(ValueError, match=said):
             load(name, folder)
     first, *others = layout.files

@@ -165,7 +165,7 @@ def _find(name: str, directory: Path) -> tuple[Layout, dict[str, Path] | Path]:
             return layout, archive
     raise MissingError(
         f"{incomplete or f'{directory} holds no files of {name}'}: put {wanted(name)} there, from {PAGES[name]}, or "
-        "let `datasets.download` fetch it."
+        f"let `twinboot.experiments.datasets.download({name!r}, {str(directory)!r})` fetch it."
     )
 
 
