@@ -20,7 +20,9 @@ def test_the_first_difference_is_named() -> None:
     require_same({"a": 1, "more": 2}, {"a": 1}, "advice")
     with pytest.raises(ValueError, match="the checkpoint does not fit: a was 1 and is 2 here; do this"):
         require_same({"a": 1}, {"a": 2}, "do this")
-    with pytest.raises(ValueError, match="a of 'y' was 5 and is missing here"):
-        require_same({"a": {"x": 1, "y": 5}}, {"a": {"x": 1}}, "do this")
+    with pytest.raises(ValueError, match="'y' of the groups was 5 and is missing here; do this"):
+        require_same({"groups": {"x": 1, "y": 5}}, {"groups": {"x": 1}}, "do this")
+    with pytest.raises(ValueError, match="'y' of the groups was missing and is 5 here; do this"):
+        require_same({"groups": {"x": 1}}, {"groups": {"x": 1, "y": 5}}, "do this")
     with pytest.raises(ValueError, match="it says nothing of 'b'"):
         require_same({"a": 1}, {"b": 1}, "do this")

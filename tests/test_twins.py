@@ -409,13 +409,13 @@ def test_state_dict_carries_sigma_and_the_noise_to_come() -> None:
 @pytest.mark.parametrize("other", [{"replicas": 3}, {"groups": "tensor"}, {"groups": "unit"}])
 def test_a_checkpoint_of_other_twins_is_refused_in_a_sentence(other: dict[str, Any]) -> None:
     with pytest.raises(
-        ValueError, match=r"the checkpoint does not fit: (replicas|groups of '0') was .* and is .* here"
+        ValueError, match=r"the checkpoint does not fit: (replicas|'0' of the groups) was .* and is .* here"
     ):
         Twins(mlp()).load_state_dict(Twins(mlp(), **other).state_dict())
 
 
 def test_a_checkpoint_of_another_model_is_refused_in_a_sentence() -> None:
-    with pytest.raises(ValueError, match=r"parameters of '0.weight' was \[9, 4\] and is \[8, 4\] here"):
+    with pytest.raises(ValueError, match=r"'0.weight' of the parameters was \[9, 4\] and is \[8, 4\] here"):
         Twins(mlp()).load_state_dict(Twins(mlp(hidden=9)).state_dict())
 
 

@@ -31,5 +31,5 @@ def require_same(then: Mapping[str, Any], here: Mapping[str, Any], advice: str) 
         if old != new:
             if isinstance(old, dict) and isinstance(new, dict):
                 entry = next(k for k in [*new, *old] if old.get(k) != new.get(k))
-                key, old, new = f"{key} of {entry!r}", old.get(entry, "missing"), new.get(entry, "missing")
+                key, old, new = f"{entry!r} of the {key}", old.get(entry, "missing"), new.get(entry, "missing")
             raise ValueError(f"the checkpoint does not fit: {key} was {old} and is {new} here; {advice}.")
