@@ -334,6 +334,13 @@ def test_half_does_not_make_sigma_coarse() -> None:
     assert_same_bits(estimate.half().sigma, before)
 
 
+def test_it_says_what_calibration_found() -> None:
+    estimate = trained().estimate()
+    assert "temperature" not in repr(estimate)
+    estimate.temperature, estimate.scale = 1.25, 0.0
+    assert "temperature=1.25, scale=0\n" in repr(estimate)
+
+
 # --- bad input
 
 

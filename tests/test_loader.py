@@ -293,6 +293,12 @@ def test_a_state_of_another_loader_is_refused_in_a_sentence() -> None:
         pairs().load_state_dict({})
 
 
+def test_it_says_what_it_is() -> None:
+    found = repr(PairedLoader(Numbers(8), Bootstrap(8), 2))
+    bootstrap = "Bootstrap(n=8, replicas=2, seed=0, kind='multinomial')"
+    assert found == f"PairedLoader({bootstrap}, batch_size=2, resample='draws', 4 batches an epoch)"
+
+
 # --- bad input
 
 

@@ -92,3 +92,11 @@ def test_parameters_one_after_another_add_up_to_the_sum_of_all_bit_for_bit(group
     for i, deviation in enumerate(deviations):
         partition.add_squares_(total, [i], [deviation], [deviation])
     assert_same_bits(total, partition.sum_of_squares(deviations))
+
+
+def test_it_says_how_many_groups_there_are_and_sigma_once_it_is_known() -> None:
+    partition = Partition.of(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), "unit")
+    assert repr(partition) == "Partition(groups=2)"
+    partition.sigma.copy_(torch.linspace(0.25, 1, len(partition.sigma)))
+    assert repr(partition) == "Partition(groups=2, sigma=0.25 to 1)"
+    assert repr(partition.to("meta")) == "Partition(groups=2)"

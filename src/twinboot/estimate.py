@@ -66,6 +66,10 @@ class Estimate(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
 
+    def extra_repr(self) -> str:
+        found = {"temperature": self.temperature, "scale": self.scale}
+        return ", ".join(f"{name}={value:.3g}" for name, value in found.items() if value != 1)
+
     @property
     def sigma(self) -> dict[str, Tensor]:
         """Group name -> sigma: a number, or one per unit, block or label of the group."""

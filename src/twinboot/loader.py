@@ -111,6 +111,10 @@ class PairedLoader:
             **options,
         )
 
+    def __repr__(self) -> str:
+        size, resample = self.batch_size, self.resample
+        return f"PairedLoader({self.bootstrap}, batch_size={size}, {resample=}, {len(self)} batches an epoch)"
+
     def __len__(self) -> int:
         """Batches per twin and epoch."""
         return self._length

@@ -142,6 +142,11 @@ class Partition(nn.Module):
         self.sigma = sigma.to(self.sigma.device)  # it moves with the weights, but .half() must not make it coarse
         return self
 
+    def extra_repr(self) -> str:
+        trained = not self.sigma.is_meta and bool(self.sigma.any())
+        spread = f", sigma={self.sigma.min():.3g} to {self.sigma.max():.3g}" if trained else ""
+        return f"groups={len(self.groups)}{spread}"
+
     def _labels(self, i: int, beside: Tensor) -> Tensor:
         return self.get_buffer(f"labels_{i}").to(beside.device)
 
