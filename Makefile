@@ -25,7 +25,7 @@ figures: .venv/ready
 	$(BIN)/python examples/deblur.py docs/figures/deblur.png
 
 # The image experiment on CIFAR-10: make cifar10 DATA=DIR, with the official files in DIR, and those of Fashion-MNIST as
-# images of another kind. Five seeds of six methods take some five hours on two cores; a run that is stopped goes on.
+# images of another kind. Five seeds of seven methods take some six hours on two cores; a run that is stopped goes on.
 cifar10: .venv/ready
 	$(BIN)/twinboot images --preset cifar10-5k --data $(DATA) --jobs 2 --out out/full
 	$(BIN)/twinboot report out/full

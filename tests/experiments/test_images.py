@@ -1,6 +1,7 @@
 """The image experiment as a whole, on the embedded digits."""
 
 import dataclasses
+import math
 import re
 from functools import cache
 from pathlib import Path
@@ -122,7 +123,10 @@ def test_what_was_tried_is_judged_by_images_that_no_twin_saw(apart: tuple[float,
 def test_a_table_of_what_was_tried_needs_something_to_compare() -> None:
     tables = small().tables
     without = {**tables, "rows": tables["rows"][~tables["rows"]["row"].str.startswith(DRAWS)]}
-    for config, own in ((SMALL, without), (dataclasses.replace(SMALL, seeds=1), tables)):
+    unknown = with_values(f"{OURS}, calibrated", unseen=(1.0, math.nan))
+    older = {**tables, "rows": tables["rows"].drop(columns="unseen")}
+    one = dataclasses.replace(SMALL, seeds=1)
+    for config, own in ((SMALL, without), (SMALL, unknown), (SMALL, older), (one, tables)):
         assert not any(title.startswith("What was tried") for title in images.numbers(config, own))
 
 
@@ -157,10 +161,11 @@ def test_one_seed_tells_of_no_lead() -> None:
 @pytest.mark.parametrize(
     ("change", "seeds", "status"),
     [
-        ({"accuracy": 0.9, "nll": -0.9}, 4, "held"),
-        ({"accuracy": 0.9, "nll": -0.9}, 2, "undecided"),
-        ({"accuracy": -0.9, "nll": 0.9}, 4, "not held"),
-        ({"accuracy": 0.9, "nll": 0.9}, 4, "not held"),
+        ({"accuracy": 0.9, "nll": -0.9, "ece": -0.9}, 4, "held"),
+        ({"accuracy": 0.9, "nll": -0.9, "ece": -0.9}, 2, "undecided"),
+        ({"accuracy": -0.9, "nll": 0.9, "ece": -0.9}, 4, "not held"),
+        ({"accuracy": 0.9, "nll": 0.9, "ece": -0.9}, 4, "not held"),
+        ({"accuracy": 0.9, "nll": -0.9, "ece": 0.9}, 4, "not held"),
     ],
 )
 def test_at_equal_cost_all_that_takes_no_longer_is_a_rival(change: dict[str, float], seeds: int, status: str) -> None:
@@ -178,6 +183,15 @@ def test_at_equal_cost_all_that_takes_no_longer_is_a_rival(change: dict[str, flo
         said := equal_cost(dataclasses.replace(SMALL, seeds=seeds), tables).evidence
     )
     assert f"Left out, for they take longer: {BASE} (1000.00)." in said
+
+
+def test_twins_with_dropout_have_a_verdict_of_their_own() -> None:
+    tables = repeated(2)
+    drawn = tables["rows"]["row"] == DRAWS
+    tables["rows"].loc[drawn, "row"] = images.OURS_DROPOUT
+    claims = [verdict.claim for verdict in images.verdicts(dataclasses.replace(SMALL, seeds=4), tables)]
+    for ours in (OURS, images.OURS_DROPOUT):
+        assert f"At equal cost {ours} predicts better than what else the time buys." in claims
 
 
 def equal_cost(config: Config, tables: dict[str, pd.DataFrame]) -> Verdict:

@@ -33,7 +33,7 @@ QUICK = Config(methods=("hold-out", "single", "dropout", "twins"), epochs=8, see
 
 BASE, AVERAGED = "single, best loss on a hold-out", "single, averaged, best loss on a hold-out"
 OURS, DRAWS = (TWINS[method][0] for method in ("twins", "twins-draws"))
-OURS_MEAN = f"{OURS}, mean"
+OURS_MEAN, OURS_DROPOUT = f"{OURS}, mean", TWINS["twins-dropout"][0]
 SIGNED = "{:+.3f}"
 HIGHER = {"accuracy": True, "nll": False, "ece": False, "auroc": True}  # is better
 CLEARLY = "; clearly: the 95 % interval of the difference on the same seeds leaves 0 out"
@@ -96,9 +96,9 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
 
 def _tried(wide: pd.DataFrame, number: int) -> dict[str, pd.DataFrame]:
     """What was changed about twins, and what it did to the loss by which such choices are made: never that of tests."""
-    base, rows = f"{OURS}, calibrated", set(wide["nll"])
-    tried = [name for name, _ in TWINS.values() if name != OURS and f"{name}, calibrated" in rows]
-    if number < 2 or "unseen" not in wide or base not in rows or not tried:
+    base, known = f"{OURS}, calibrated", set(wide["unseen"].dropna(axis=1)) if "unseen" in wide else set()
+    tried = [name for name, _ in TWINS.values() if name != OURS and f"{name}, calibrated" in known]
+    if number < 2 or base not in known or not tried:
         return {}
     told = []
     for name in tried:
@@ -119,9 +119,9 @@ def _beats(wide: pd.DataFrame, row: str) -> str:
     return ", ".join(COLUMNS[column] for column in HIGHER if _ahead(wide, column, row) > 0)
 
 
-def _ahead(wide: pd.DataFrame, column: str, row: str) -> int:
+def _ahead(wide: pd.DataFrame, column: str, row: str, ours: str = OURS) -> int:
     """1 if a row is clearly better than Twin-Boot, -1 if it is clearly worse: on the same seeds, by a 95 % interval."""
-    mean, half = _difference(wide, column, row, OURS)
+    mean, half = _difference(wide, column, row, ours)
     if not abs(mean) > half:  # nor with one seed, whose interval is not a number
         return 0
     return 1 if (mean > 0) == HIGHER[column] else -1
@@ -137,8 +137,8 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
         found += [_smaller_gap(wide, number), _calibrated(wide, number)]
     if "sigma" in tables and chosen(config)[1] > 2:
         found += _structure(tables["sigma"], number)
-    if OURS in set(rows["row"]) and (equal := _equal_cost(rows, wide, ratios(tables["turns"]))):
-        found.append(equal)
+    for ours in [row for row in (OURS, OURS_DROPOUT) if row in set(rows["row"])]:
+        found += _equal_cost(rows, wide, ratios(tables["turns"]), ours)
     if {OURS, DRAWS} <= set(rows["row"]):
         found.append(_counts(wide, ratios(tables["turns"]), number))
     return found
@@ -210,36 +210,37 @@ def _structure(sigma: pd.DataFrame, number: int) -> list[Verdict]:
     ]
 
 
-def _equal_cost(rows: pd.DataFrame, wide: pd.DataFrame, ratio: pd.DataFrame) -> Verdict | None:
-    """Held: clearly ahead of all that costs no more, in accuracy and in likelihood; partly: in one of them, and clearly
-    behind nobody in the other; not held: clearly behind somebody. Else, or with fewer than three seeds, undecided."""
+def _equal_cost(rows: pd.DataFrame, wide: pd.DataFrame, ratio: pd.DataFrame, ours: str) -> list[Verdict]:
+    """Held: clearly ahead of all that costs no more, in accuracy, likelihood and calibration; partly: in some of them,
+    and clearly behind nobody; not held: clearly behind somebody. Else, or with fewer than three seeds, undecided."""
     times = _times(rows, ratio)
     others = [row for row in times if not row.startswith(OURS)]
-    rivals = [row for row in others if times[row] <= DEARER * times[OURS]]
+    rivals = [row for row in others if times[row] <= DEARER * times[ours]]
     if not rivals:
-        return None
-    answers = {column: [_ahead(wide, column, row) for row in rivals] for column in ("accuracy", "nll")}
+        return []
+    answers = {column: [_ahead(wide, column, row, ours) for row in rivals] for column in ("accuracy", "nll", "ece")}
     first = [max(found) == -1 for found in answers.values()]
     behind = any(max(found) == 1 for found in answers.values())
     status: Status = "held" if all(first) else "not held" if behind else "partly" if any(first) else "undecided"
     said = []
     for column, found in answers.items():
         best = sorted(rivals, key=lambda row: wide[column][row].mean(), reverse=HIGHER[column])[0]
-        apart = with_error(*_difference(wide, column, OURS, best), SIGNED)
+        apart = with_error(*_difference(wide, column, ours, best), SIGNED)
         said.append(
             f"In {COLUMNS[column]} it is clearly ahead of {found.count(-1)} of them and clearly behind "
             f"{found.count(1)}; against the best, '{best}' ({times[best]:.2f}), the difference is {apart}"
         )
     left = [f"{row} ({times[row]:.2f})" for row in others if row not in rivals]
-    return Verdict(
-        "At equal cost Twin-Boot predicts better than what else the time buys.",
+    verdict = Verdict(
+        f"At equal cost {ours} predicts better than what else the time buys.",
         "the paper compares with a single model alone",
         status if len(wide) >= 3 else "undecided",
-        f"Twin-Boot takes {times[OURS]:.2f} times as long as a single model; {len(rivals)} other ways to predict take "
+        f"{ours} takes {times[ours]:.2f} times as long as a single model; {len(rivals)} other ways to predict take "
         f"no longer, to a tenth. {'. '.join(said)}."
         + (f" Left out, for they take longer: {', '.join(left)}." if left else ""),
         ours=True,
     )
+    return [verdict]
 
 
 def _counts(wide: pd.DataFrame, ratio: pd.DataFrame, number: int) -> Verdict:

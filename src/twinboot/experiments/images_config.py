@@ -26,7 +26,7 @@ class Preset:
     methods: tuple[str, ...]
 
 
-ALL = ("hold-out", "single", "dropout", "ivon", "twins-draws", "twins")
+ALL = ("hold-out", "single", "dropout", "ivon", "twins-draws", "twins", "twins-dropout")
 PRESETS: dict[str, Preset] = {
     # For a look within a minute: 8 x 8 pixels, and what needs no other package.
     "digits": Preset("digits", None, "small", 0.5, "weight", 12, 3, ("hold-out", "single", "dropout", "twins")),
