@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+from .extras import how_to_install
+
 try:
     import tyro
     from rich.console import Console
@@ -30,9 +32,7 @@ try:
     from .options import meant
     from .report import write_report
 except ImportError as error:
-    raise SystemExit(
-        f"twinboot: the command line needs more packages ({error}): pip install 'twinboot[cli]'."
-    ) from None
+    raise SystemExit(f"twinboot: the command line needs more packages ({error}): {how_to_install('cli')}") from None
 
 DESCRIPTION = f"""Twin-Boot {__version__}: the paper's experiments, again.
 

@@ -15,12 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .extras import how_to_install
 from .prediction import entropy
 
 try:
     from torchmetrics.functional import classification
 except ImportError as error:
-    raise ImportError("metrics need torchmetrics: pip install 'twinboot[metrics]'.") from error
+    raise ImportError(f"metrics need torchmetrics: {how_to_install('metrics')}") from error
 
 BINS = 15  # of confidence, as usual in the literature
 

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from .extras import how_to_install
+
 try:
     import matplotlib as mpl
     from matplotlib.axes import Axes
@@ -14,7 +16,7 @@ try:
     from matplotlib.patches import Circle
     from matplotlib.ticker import MaxNLocator
 except ImportError as error:
-    raise ImportError("figures need matplotlib: pip install 'twinboot[plots]'.") from error
+    raise ImportError(f"figures need matplotlib: {how_to_install('plots')}") from error
 
 from .atomic import replacing
 

@@ -762,7 +762,7 @@ def test_two_processes_train_the_same_twins_and_can_be_resumed(tmp_path: Path) -
 def test_without_lightning_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lightning.pytorch", None)
     monkeypatch.delitem(sys.modules, "twinboot.integrations.lightning")
-    with pytest.raises(ImportError, match=r"pip install 'twinboot\[lightning\]'\.$"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[lightning\]' in a clone of twinboot\.$"):
         importlib.import_module("twinboot.integrations.lightning")
 
 

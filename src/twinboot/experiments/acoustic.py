@@ -11,6 +11,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from ..extras import how_to_install
 from .experiment import UnavailableError
 
 ABSORBING = 8  # cells around the model
@@ -20,7 +21,7 @@ STORED = 4  # of the forward waves, every so many samples are kept for the gradi
 
 def require_deepwave() -> None:
     if find_spec("deepwave") is None:
-        raise UnavailableError("fwi needs deepwave, which solves the wave equation: pip install 'twinboot[seismic]'.")
+        raise UnavailableError(f"fwi needs deepwave, which solves the wave equation: {how_to_install('seismic')}")
 
 
 def places(count: int, width: int) -> Tensor:

@@ -26,6 +26,7 @@ from ..atomic import replacing
 from ..averaging import POWER, Average
 from ..bootstrap import UNSEEN, Bootstrap
 from ..estimate import Estimate
+from ..extras import how_to_install
 from ..fit import fit
 from ..randomness import own_randomness
 from ..twins import Twins
@@ -138,7 +139,7 @@ def require_ivon() -> Any:
     try:
         from ivon import IVON
     except ImportError:
-        raise UnavailableError("the method ivon needs ivon-opt: pip install 'twinboot[compare]'.") from None
+        raise UnavailableError(f"the method ivon needs ivon-opt: {how_to_install('compare')}") from None
     return IVON
 
 

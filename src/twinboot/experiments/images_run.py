@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from .. import seeds
 from ..devices import usable
+from ..extras import how_to_install
 from ..prediction import entropy
 from . import datasets, networks, sources
 from .contenders import METHODS, Task, Trained, longer, require_ivon
@@ -54,7 +55,7 @@ def parts(config: Config) -> list[Part]:
 
 @cache  # said once, however often the parts are asked for
 def _tell_of_ivon() -> None:
-    needed = "the method ivon needs ivon-opt: pip install 'twinboot[compare]'."
+    needed = f"the method ivon needs ivon-opt: {how_to_install('compare')}"
     print(f"twinboot: left out: {needed}", file=sys.stderr)
 
 

@@ -40,12 +40,14 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, Subset
 
+from ..extras import how_to_install
+
 try:
     import accelerate  # noqa: F401 - the Trainer asks for it only when one is made
     from transformers import Trainer, TrainingArguments
 except ImportError as error:
     raise ImportError(
-        "this Trainer needs transformers 5.22 or newer, and accelerate: pip install 'twinboot[huggingface]'."
+        f"this Trainer needs transformers 5.22 or newer, and accelerate: {how_to_install('huggingface')}"
     ) from error
 
 from .. import resets

@@ -39,11 +39,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ..extras import how_to_install
+
 try:
     import lightning.pytorch as pl
     from lightning.pytorch.utilities.model_helpers import is_overridden
 except ImportError as error:
-    raise ImportError("TwinModule needs Lightning 2.4 or newer: pip install 'twinboot[lightning]'.") from error
+    raise ImportError(f"TwinModule needs Lightning 2.4 or newer: {how_to_install('lightning')}") from error
 
 from .. import ranks, resets
 from ..bootstrap import Bootstrap

@@ -31,13 +31,15 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import TensorDataset
 
+from ..extras import how_to_install
+
 try:
     from sklearn.base import ClassifierMixin, RegressorMixin
     from sklearn.utils.multiclass import check_classification_targets
 
     from .estimator import TwinBoot
 except ImportError as error:
-    raise ImportError("these estimators need scikit-learn 1.6 or newer: pip install 'twinboot[sklearn]'.") from error
+    raise ImportError(f"these estimators need scikit-learn 1.6 or newer: {how_to_install('sklearn')}") from error
 
 from ..bootstrap import UNSEEN
 from . import conformal
