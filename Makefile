@@ -20,31 +20,28 @@ test: .venv/ready
 figures: .venv/ready
 	rm -rf out/full
 	$(BIN)/twinboot reproduce --full --out out/full
-	for name in gaussian basins sweeps images seismic regimes estimates fwi; do cp out/full/$$name/figure.png docs/figures/$$name.png; done
-	cp out/full/report.md docs/results.md
+	$(BIN)/twinboot report out/full --page docs/results.md
 	$(BIN)/python examples/deblur.py docs/figures/deblur.png
 
 # The image experiment on CIFAR-10: make cifar10 DATA=DIR, with the official files in DIR, and those of Fashion-MNIST as
 # images of another kind. Five seeds of seven methods take some six hours on two cores; a run that is stopped goes on.
 cifar10: .venv/ready
 	$(BIN)/twinboot images --preset cifar10-5k --data $(DATA) --jobs 2 --out out/full
-	$(BIN)/twinboot report out/full
-	cp out/full/images-cifar10-5k/figure.png docs/figures/cifar10-5k.png
-	cp out/full/report.md docs/results.md
+	$(BIN)/twinboot report out/full --page docs/results.md
 
 # The nine regression sets, as one file: make uci DATA=FILE.npz.
 uci: .venv/ready
 	$(BIN)/twinboot uci --data $(DATA) --jobs 2 --out out/full
-	$(BIN)/twinboot report out/full
-	cp out/full/uci/figure.png docs/figures/uci.png
-	cp out/full/report.md docs/results.md
+	$(BIN)/twinboot report out/full --page docs/results.md
 
 # The same inversion on a velocity model of your own: make marmousi MODEL=FILE.npz (m/s on a grid of 20 m).
 marmousi: .venv/ready
 	$(BIN)/twinboot fwi --model $(MODEL) --spacing 20 --window 10 30 90 140 --coarsen 2 --bounds 1000 4800 \
 		--interval 0.0035 --duration 2.0 --receivers 34 --seeds 3 --out out/marmousi
-	$(BIN)/twinboot report out/marmousi
-	cp out/marmousi/report.md docs/marmousi.md
+	$(BIN)/twinboot report out/marmousi --page docs/marmousi.md --prefix marmousi- \
+		--title "Marmousi: full-waveform inversion" --about "A window of the Marmousi model, a synthetic section of \
+	the Institut Francais du Petrole. It is not part of this repository: the velocities come from a file of the \
+	user's, by make marmousi MODEL=FILE.npz."
 
 bench: .venv/ready
 	$(BIN)/python benchmarks/overhead.py --page docs/overhead.md

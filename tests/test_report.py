@@ -187,6 +187,36 @@ def test_words_of_the_page_are_there_as_markdown_too(page: Path) -> None:
     assert "| part | \\|value\\| |\n|---|---|\n| 0.0 | 0.0 |" in text  # bars that make no columns
 
 
+def test_a_page_of_the_docs_has_its_figures_beside_it(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "EXPERIMENTS", {"first": toy, "second": toy})
+    words = ["--title", "Of toys", "--about", "They are small.", "--prefix", "toy-"]
+    docs = tmp_path / "docs"
+    assert cli.main(["report", str(tmp_path), "--page", str(docs / "toys.md"), *words]) == 0
+    assert sorted(place.name for place in docs.rglob("*.*")) == ["toy-first.png", "toy-second.png", "toys.md"]
+    assert (docs / "figures/toy-first.png").read_bytes() == (tmp_path / "first/figure.png").read_bytes()
+    text = (docs / "toys.md").read_text()
+    assert text.startswith("# Of toys\n\n- Claims of the paper: ")
+    assert "\n\nThey are small.\n\n| experiment |" in text
+    assert f"![{toy.TITLE}](figures/toy-second.png)\n\n*{toy.CAPTION}*\n" in text
+    assert f"[{toy.TITLE}](first/figure.png)" in page.with_suffix(".md").read_text()  # where the figure of a run is
+
+
+def test_the_words_open_with_a_table_of_what_came_out(page: Path) -> None:
+    text = page.with_suffix(".md").read_text()
+    rows = [f"| [{toy.TITLE}](#{name}) | 1 held, 1 not held | 1 held |\n" for name in ("first", "second")]
+    assert "|---|---|---|\n" + "".join(rows) + '\n<a id="first"></a>\n' in text
+
+
+def test_every_figure_of_the_docs_is_there() -> None:
+    docs = Path(__file__).parents[1] / "docs"
+    for page in docs.glob("*.md"):
+        linked = re.findall(r"\]\((figures/.*?)\)", page.read_text())
+        assert [name for name in linked if not (docs / name).exists()] == []
+    assert "](figures/gaussian.png)" in (docs / "results.md").read_text()
+
+
 def test_a_config_says_its_own_reason_where_it_changes_a_setting() -> None:
     general, own = _reasons(basins.Setting), _reasons(basins.Config)
     assert general["size"].endswith("as many as in Figure 1.")

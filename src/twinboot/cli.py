@@ -30,7 +30,7 @@ try:
     from .experiments.experiment import Part, Tick, UnavailableError, label
     from .experiments.store import Run, RunError, UnfinishedError, carry_out, load
     from .options import meant
-    from .report import write_report
+    from .report import TITLE, write_page, write_report
 except ImportError as error:
     raise SystemExit(f"twinboot: the command line needs more packages ({error}): {how_to_install('cli')}") from None
 
@@ -87,6 +87,14 @@ class Report:
 
     directory: tyro.conf.Positional[Path]
     """A directory of runs."""
+    page: Path | None = None
+    """A page in Markdown to write too, such as docs/results.md; its figures go into docs/figures."""
+    prefix: str = ""
+    """What the names of those figures begin with, so that two pages can have a figure of the same experiment."""
+    title: str = TITLE
+    """Of the pages."""
+    about: str = ""
+    """A paragraph for the top of the pages."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -130,7 +138,7 @@ def _carry_out(arguments: list[str]) -> None:
         for directory in _runs_in(command.directory):
             print(f"figure: {_draw(load(directory, EXPERIMENTS), directory)}", flush=True)
     else:
-        _report(command.directory)
+        _report(command)
 
 
 def _fail(message: str, code: int) -> int:
@@ -209,7 +217,7 @@ def _reproduce(command: Reproduce) -> None:
             continue
         _draw(run, place)
         print(f"{name}: {run.about['seconds']:.0f} s", flush=True)
-    _report(command.out)
+    _report(Report(directory=command.out))
 
 
 def _run(name: str, config: Any, out: Path, jobs: int) -> tuple[Run, Path]:
@@ -229,9 +237,9 @@ def _run(name: str, config: Any, out: Path, jobs: int) -> tuple[Run, Path]:
     return run, place
 
 
-def _report(directory: Path) -> None:
+def _report(command: Report) -> None:
     runs, unfinished = [], []
-    for place in _runs_in(directory):
+    for place in _runs_in(command.directory):
         try:
             run = load(place, EXPERIMENTS)
         except UnfinishedError as error:
@@ -241,8 +249,10 @@ def _report(directory: Path) -> None:
         _draw(run, place)
         runs.append((run, place))
     if not runs:
-        raise RunError(f"{directory} holds no finished run to report: {unfinished[0]}")
-    print(f"report: {write_report(runs, EXPERIMENTS, directory)}")
+        raise RunError(f"{command.directory} holds no finished run to report: {unfinished[0]}")
+    print(f"report: {write_report(runs, EXPERIMENTS, command.directory, command.title, command.about)}")
+    if command.page is not None:
+        print(f"page: {write_page(runs, EXPERIMENTS, command.page, command.title, command.about, command.prefix)}")
 
 
 def _runs_in(directory: Path) -> list[Path]:

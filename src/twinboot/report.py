@@ -1,6 +1,8 @@
-"""One HTML page about runs: for each its question, figure, numbers, verdicts, config, versions and timing.
+"""Pages about runs: for each its question, figure, numbers, verdicts, versions and timing.
 
-The page holds everything it shows, pictures included, so it opens from disk and needs no network.
+write_report    one HTML page that holds all it shows, pictures included, so that it opens from disk and needs no
+                network; and its words in Markdown
+write_page      the same Markdown as a page of the docs, with the figures beside it
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import ast
 import base64
 import inspect
+import shutil
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -26,26 +29,59 @@ from .experiments.store import Run
 ORDER: tuple[Status, ...] = ("held", "partly", "not held", "undecided")
 
 
-def write_report(runs: Sequence[tuple[Run, Path]], experiments: Mapping[str, Experiment], directory: Path) -> Path:
-    """`report.html` in the directory, about runs and the places of their figures; its words also as `report.md`."""
+TITLE = "What the paper claims, and what came out here"
+Runs = Sequence[tuple[Run, Path]]  # with the places of their figures
+
+
+def write_report(
+    runs: Runs, experiments: Mapping[str, Experiment], directory: Path, title: str = TITLE, about: str = ""
+) -> Path:
+    """`report.html` in the directory of the runs; its words also as `report.md`. `about` is a paragraph of your own."""
+    content = _content(runs, experiments) | {"title": title, "about": about}
+    for section, (_, place) in zip(content["sections"], runs, strict=True):
+        section["figure"] = (place / plots.FILES[0]).relative_to(directory).as_posix()
+    _render("report.md", content, directory / "report.md")
+    return _render("report.html", content, directory / "report.html")
+
+
+def write_page(
+    runs: Runs,
+    experiments: Mapping[str, Experiment],
+    page: Path,
+    title: str = TITLE,
+    about: str = "",
+    prefix: str = "",
+) -> Path:
+    """The page DIR/NAME.md, and the figure of each run as DIR/figures/RUN.png, with the prefix before RUN."""
+    content = _content(runs, experiments) | {"title": title, "about": about}
+    (page.parent / "figures").mkdir(parents=True, exist_ok=True)
+    for section, (_, place) in zip(content["sections"], runs, strict=True):
+        section["figure"] = f"figures/{prefix}{section['name']}.png"
+        with replacing(page.parent / section["figure"]) as partial:
+            shutil.copyfile(place / plots.FILES[0], partial)
+    return _render("report.md", content, page)
+
+
+def _render(template: str, content: Mapping[str, Any], path: Path) -> Path:
     escape = select_autoescape(["html"])
     pages = Environment(loader=PackageLoader("twinboot"), autoescape=escape, trim_blocks=True, lstrip_blocks=True)
+    with replacing(path) as partial:
+        partial.write_text(pages.get_template(template).render(content), encoding="utf-8")
+    return path
+
+
+def _content(runs: Runs, experiments: Mapping[str, Experiment]) -> dict[str, Any]:
     sections = [_section(run, place, experiments[run.name]) for run, place in runs]
-    verdicts = [verdict for section in sections for verdict in section["verdicts"]]
-    content = {
+    by = {
+        whose: [verdict for section in sections for verdict in section["verdicts"] if verdict.ours == ours]
+        for whose, ours in (("the paper", False), ("our own", True))
+    }
+    return {
         "sections": sections,
-        "counts": [
-            (whose, _count(own))
-            for whose, ours in (("the paper", False), ("our own", True))
-            if (own := [verdict for verdict in verdicts if verdict.ours == ours])
-        ],
+        "counts": [(whose, _count(own)) for whose, own in by.items() if own],
         "version": __version__,
         "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     }
-    for name in ("report.md", "report.html"):
-        with replacing(directory / name) as partial:
-            partial.write_text(pages.get_template(name).render(content), encoding="utf-8")
-    return directory / "report.html"
 
 
 def _count(verdicts: Sequence[Verdict]) -> list[tuple[str, int]]:
@@ -57,6 +93,7 @@ def _count(verdicts: Sequence[Verdict]) -> list[tuple[str, int]]:
 def _section(run: Run, place: Path, experiment: Experiment) -> dict[str, Any]:
     light, dark = (_embedded(place / name) for name in plots.FILES)
     numbers, reasons = experiment.numbers(run.config, run.tables), _reasons(experiment.Config)
+    verdicts = experiment.verdicts(run.config, run.tables)
     return {
         "name": label(run.name, experiment, run.config),
         "title": experiment.TITLE + (f" ({run.config.preset})" if hasattr(run.config, "preset") else ""),
@@ -65,7 +102,8 @@ def _section(run: Run, place: Path, experiment: Experiment) -> dict[str, Any]:
         "light": light,
         "dark": dark,
         "tables": [(title, list(t.columns), t.to_numpy().tolist()) for title, t in numbers.items()],
-        "verdicts": experiment.verdicts(run.config, run.tables),
+        "verdicts": verdicts,
+        "counts": [_count([v for v in verdicts if v.ours == ours]) for ours in (False, True)],
         "command": command(run.name, experiment, run.config),
         "config": [(name, value, reasons.get(name, "")) for name, value in run.about["config"].items()],
         "about": run.about,
