@@ -140,7 +140,8 @@ def test_report_leaves_out_an_unfinished_run_and_says_so(
     assert f"goes on: twinboot second --out {tmp_path}" in said
     assert cli.main(["report", str(tmp_path)]) == 0
     assert "left out: the run in" in capsys.readouterr().err
-    assert (tmp_path / "report.html").exists()
+    page = (tmp_path / "report.html").read_text()
+    assert f"<li>the run in {tmp_path / 'second'} is not complete: `twinboot second` with the same --out" in page
     assert "not complete" in fails(["figure", str(tmp_path)], 1, capsys)
     monkeypatch.undo()
 

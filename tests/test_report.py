@@ -16,7 +16,7 @@ from twinboot import cli, plots
 from twinboot.experiments import basins, estimates, fwi, gaussian, images, regimes, seismic, sweeps
 from twinboot.experiments.experiment import Verdict
 from twinboot.experiments.store import carry_out, load
-from twinboot.report import _reasons, write_report
+from twinboot.report import ORDER, _reasons, write_report
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
@@ -206,7 +206,26 @@ def test_a_page_of_the_docs_has_its_figures_beside_it(
 def test_the_words_open_with_a_table_of_what_came_out(page: Path) -> None:
     text = page.with_suffix(".md").read_text()
     rows = [f"| [{toy.TITLE}](#{name}) | 1 held, 1 not held | 1 held |\n" for name in ("first", "second")]
-    assert "|---|---|---|\n" + "".join(rows) + '\n<a id="first"></a>\n' in text
+    assert "|---|---|---|\n" + "".join(rows) + "\n## How" in text
+    assert '\n<a id="first"></a>\n' in text
+
+
+def test_both_pages_say_how_to_read_them_in_the_same_words(page: Path) -> None:
+    marked, plain = page.read_text(), page.with_suffix(".md").read_text()
+    told = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", marked)
+    assert told == re.findall(r"^- \*\*(.*?)\*\*: (.*)$", plain, re.MULTILINE)
+    verdicts, scores = [status.capitalize() for status in ORDER], ["NLL", "Brier", "ECE", "Adaptive ECE"]
+    expected = [*verdicts, "±", *scores, "AUROC of errors", "Gap", "Sigma", "Unseen"]
+    assert [word for word, _ in told] == expected
+    assert plain.index("## How to read this") < plain.index(f"## {toy.TITLE}")
+
+
+def test_page_names_the_runs_that_were_quick(page: Path, tmp_path: Path) -> None:
+    assert "not to be quoted" not in page.read_text()
+    run = carry_out("first", toy, toy.QUICK, tmp_path / "quick" / "first")
+    plots.save(lambda: toy.figure(run.config, run.tables), tmp_path / "quick" / "first")
+    write_report([(run, tmp_path / "quick" / "first")], {"first": toy}, tmp_path / "quick")
+    assert "not to be quoted: A toy &lt;experiment&gt; &amp; more." in (tmp_path / "quick/report.html").read_text()
 
 
 def test_every_figure_of_the_docs_is_there() -> None:

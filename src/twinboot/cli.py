@@ -250,7 +250,7 @@ def _report(command: Report) -> None:
         runs.append((run, place))
     if not runs:
         raise RunError(f"{command.directory} holds no finished run to report: {unfinished[0]}")
-    print(f"report: {write_report(runs, EXPERIMENTS, command.directory, command.title, command.about)}")
+    print(f"report: {write_report(runs, EXPERIMENTS, command.directory, command.title, command.about, unfinished)}")
     if command.page is not None:
         print(f"page: {write_page(runs, EXPERIMENTS, command.page, command.title, command.about, command.prefix)}")
 

@@ -34,10 +34,16 @@ Runs = Sequence[tuple[Run, Path]]  # with the places of their figures
 
 
 def write_report(
-    runs: Runs, experiments: Mapping[str, Experiment], directory: Path, title: str = TITLE, about: str = ""
+    runs: Runs,
+    experiments: Mapping[str, Experiment],
+    directory: Path,
+    title: str = TITLE,
+    about: str = "",
+    unfinished: Sequence[str] = (),
 ) -> Path:
-    """`report.html` in the directory of the runs; its words also as `report.md`. `about` is a paragraph of your own."""
-    content = _content(runs, experiments) | {"title": title, "about": about}
+    """`report.html` in the directory of the runs; its words also as `report.md`. `about` is a paragraph of your own,
+    `unfinished` has a sentence for each run that was begun but not finished."""
+    content = _content(runs, experiments) | {"title": title, "about": about, "unfinished": unfinished}
     for section, (_, place) in zip(content["sections"], runs, strict=True):
         section["figure"] = (place / plots.FILES[0]).relative_to(directory).as_posix()
     _render("report.md", content, directory / "report.md")
@@ -78,6 +84,7 @@ def _content(runs: Runs, experiments: Mapping[str, Experiment]) -> dict[str, Any
     }
     return {
         "sections": sections,
+        "quick": [section["title"] for section in sections if "--quick" in section["command"].split()],
         "counts": [(whose, _count(own)) for whose, own in by.items() if own],
         "version": __version__,
         "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",

@@ -146,7 +146,8 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
             .to_list(),
         }
     )
-    title = f"{config.seeds} runs for each reset; exact sigma of one well: rms {exact:.4f}, median {MEDIAN * exact:.4f}"
+    title = f"{config.seeds} runs for each reset, ± standard error; exact sigma of one well: rms {exact:.4f}, "
+    title += f"median {MEDIAN * exact:.4f}"
     return {title: shown}
 
 

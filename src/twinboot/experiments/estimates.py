@@ -136,7 +136,8 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
                     "50, 90, 95 % intervals hold": ", ".join(f"{runs[f'covered_{v}'].mean():.0%}" for v in LEVELS),
                 }
             )
-        found[f"{task.capitalize()} (M = {TASKS[task].rows}), {config.seeds} seeds"] = pd.DataFrame(rows)
+        spread = f"{config.seeds} seeds: mean ± half of its 95 % interval"
+        found[f"{task.capitalize()} (M = {TASKS[task].rows}), {spread}"] = pd.DataFrame(rows)
     return found
 
 

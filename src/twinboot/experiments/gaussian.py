@@ -56,8 +56,8 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
         }
     )
     return {
-        f"All M together, {config.seeds} data sets for each": shown,
-        "Two twins, the rate fallen to 0, by the number of data M": sizes,
+        f"All M together, {config.seeds} data sets for each, ± standard error": shown,
+        "Two twins, the rate fallen to 0, by the number of data M, ± standard error": sizes,
     }
 
 

@@ -168,7 +168,7 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
             "not in one well": found["apart"].map("{:.0%}".format),
         }
     )
-    return {f"{config.seeds} runs for each point": shown}
+    return {f"{config.seeds} runs for each point, ± standard error but in the column of std": shown}
 
 
 def verdicts(config: Config, tables: Tables) -> list[Verdict]:
