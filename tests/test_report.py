@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,16 @@ def test_page_in_a_browser(page: Path, width: int, dark: bool) -> None:
         assert tables == [4, 4] * 2  # numbers and config, each with a head and three rows
         assert driver.execute_script("return document.documentElement.scrollWidth") <= width  # no sideways scrolling
         assert driver.get_log("browser") == []
+
+
+@in_browser
+def test_a_long_word_of_a_command_breaks_on_a_phone(page: Path, tmp_path: Path) -> None:
+    run = load(tmp_path / "first", {"first": toy})
+    long = replace(run, config=toy.Config(seed=10**70))
+    write_report([(long, tmp_path / "first")], {"first": toy}, tmp_path)
+    with browser(390) as driver:
+        driver.get(page.as_uri())
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= 390
 
 
 @in_browser
