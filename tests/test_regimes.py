@@ -73,3 +73,12 @@ def test_what_wins_have_in_common_names_them_and_needs_two() -> None:
 def test_a_claim_about_two_maps_is_held_partly_where_they_differ() -> None:
     assert verdicts(CONFIG, {"runs": runs({STOPPED: [0.2] * 8})})[1].status == "partly"
     assert verdicts(CONFIG, {"runs": runs({STOPPED: [0.2] * 8, regimes.END: [0.2] * 8})})[1].status == "held"
+
+
+def test_the_map_tells_changes_to_a_tenth_of_a_per_cent_and_names_its_axes() -> None:
+    drawn = regimes.figure(CONFIG, {"runs": runs({PAPER: [-0.2, 0.004]})})
+    first = drawn.axes[0]
+    told = {text.get_text() for text in first.texts}
+    assert all(len(text.partition(".")[2]) == 1 for text in told)
+    assert "tanh(beta v)" in first.get_ylabel()
+    assert "M measurements" in first.get_ylabel()

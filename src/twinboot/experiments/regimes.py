@@ -240,6 +240,8 @@ def figure(config: Config, tables: Tables) -> Figure:
     for axes, (name, pair) in zip(panels, COMPARISONS.items(), strict=True):
         _panel(axes, config, compare(tables["runs"], *pair))
         axes.set_title(name)
+        axes.set_xlabel("kernels: width in cells, spread of their centres")
+    panels[0].set_ylabel("noise of the data; response tanh(beta v); M measurements")
     names = ("clearly lower error", "lower, not clearly", "higher, not clearly", "clearly higher error")
     patches = [Patch(color=colour, label=name) for colour, name in zip(SHADES, names, strict=True)]
     title = "Twin-Boot against the other; the number is the change of the error in per cent"
@@ -256,7 +258,7 @@ def _panel(axes: Axes, config: Config, found: pd.DataFrame) -> None:
         task = found.loc[(rows, noise, beta, width, spread)]
         lower = task["change"] < 0
         shade[i, j] = (0 if lower else 3) if task["clear"] else (1 if lower else 2)
-        axes.text(j, i, f"{100 * task['change']:+.0f}", ha="center", va="center", color="#222222")
+        axes.text(j, i, f"{100 * task['change']:+.1f}", ha="center", va="center", color="#222222")
     axes.imshow(shade, cmap=ListedColormap(SHADES), vmin=-0.5, vmax=3.5, aspect="auto")
     axes.set_xticks(range(len(across)), [f"width {w:g}\nspread {s:g}" for w, s in across])
     axes.set_yticks(range(len(down)), [f"noise {n:g}, beta {b:g}, M = {m}" for n, b, m in down])
