@@ -147,16 +147,25 @@ def figure(config: Config, tables: Tables) -> Figure:
     for axes, title, values in zip(below, ("Sigma", "|Error|"), (sigma, error), strict=False):
         image = _map(axes, config, values, title, "magma", 0, top)
     drawn.colorbar(
-        image, ax=below[:2].tolist(), label="m/s", location="bottom", aspect=40, extend="max", extendfrac=0.02
+        image,
+        ax=below[:2].tolist(),
+        label="sigma and |error| of the velocity, m/s",
+        location="bottom",
+        aspect=40,
+        extend="max",
+        extendfrac=0.02,
     )
     for axes in (above[0], below[0]):
         axes.set_ylabel("depth, km")
     _errors(below[2], tables["runs"])
     handles, labels = below[0].get_legend_handles_labels()
-    for mark, text in (("o", "error of a run"), ("|", "mean of the runs")):
-        handles.append(Line2D([], [], marker=mark, ls="none", color=plots.ink(), ms=8, mew=1.5))
+    shown = zip(
+        "oo|", (*plots.TWINS, plots.ink()), ("error of a run of Adam", "of Twin-Boot", "mean of the runs"), strict=True
+    )
+    for mark, colour, text in shown:
+        handles.append(Line2D([], [], marker=mark, ls="none", color=colour, ms=8, mew=1.5))
         labels.append(text)
-    drawn.legend(handles, labels, loc="outside lower center", ncols=4)
+    drawn.legend(handles, labels, loc="outside lower center", ncols=5)
     return drawn
 
 
@@ -182,7 +191,14 @@ def _errors(axes: Axes, runs: pd.DataFrame) -> None:
     runs = runs[runs["method"] != "prior"]  # whose field is that of the centered reset
     for place, (method, group) in enumerate(runs.groupby("method", sort=False)):
         axes.plot(group["error"].mean(), place, "|", color=plots.ink(), ms=16, mew=1.5)
-        axes.plot(group["error"], [place] * len(group), "o", color=plots.SERIES[place], ms=6, alpha=0.8)
+        axes.plot(
+            group["error"],
+            [place] * len(group),
+            "o",
+            color=plots.TWINS[method in ("mean", "centered")],
+            ms=6,
+            alpha=0.8,
+        )
         axes.text(0.02, place - 0.32, METHODS[str(method)], transform=axes.get_yaxis_transform(), fontsize=9)
     start = runs["start"].iloc[0]
     axes.axvline(start, color=plots.ink(), ls=":", lw=1.2)
