@@ -32,7 +32,9 @@ def _fields(drawn: SubFigure, cells: pd.DataFrame) -> None:
     for axes, (column, name) in zip(drawn.subplots(1, 4), names.items(), strict=True):
         colours, low, high = shades.get(column, ("magma", 0.0, largest))
         picture = axes.imshow(cells.pivot(index="down", columns="across", values=column), colours, vmin=low, vmax=high)
-        drawn.colorbar(picture, ax=axes, shrink=0.85, extend="max" if colours == "magma" else "neither")
+        bar = axes.inset_axes((1.04, 0, 0.05, 1))  # as tall as the map
+        label = "of the field v" if colours == "magma" else "field v"
+        drawn.colorbar(picture, cax=bar, label=label, extend="max" if colours == "magma" else "neither")
         axes.set(title=name, xlabel="cell", xticks=[0, 10, 20], yticks=[0, 10, 20])
 
 
