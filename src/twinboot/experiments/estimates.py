@@ -212,6 +212,7 @@ def figure(config: Config, tables: Tables) -> Figure:
     handles, labels = panels[0].get_legend_handles_labels()
     handles += [panels[1].axvline(0, color=plots.ink(), lw=1), panels[2].axvline(0.9, color=plots.TRUTH, lw=1.2)]
     labels = [f"measurements: {task}" for task in labels] + ["no correlation", "90 %, as it should be"]
-    drawn.legend(handles, labels, loc="outside upper center", ncols=4)
+    title = "Dots: mean over the seeds; bars: its 95 % interval"
+    drawn.legend(handles, labels, title=title, loc="outside upper center", ncols=4)
     panels[2].set_xlim(0, 1)
     return drawn
