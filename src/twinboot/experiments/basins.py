@@ -202,9 +202,8 @@ def figure(config: Config, tables: Tables) -> Figure:
     height = _landscape(config)
     for axes, mode in zip(grid.flat, MODES, strict=True):
         _draw(axes, config, tables["paths"], mode, height)
-        axes.set_title(
-            f"{MODES[mode].capitalize()}: {found.loc[mode, 'apart']:.1%} of {config.seeds} runs end in different wells"
-        )
+        share = f"{found.loc[mode, 'apart']:.1%}" if found.loc[mode, "apart"] > 0 else "none"
+        axes.set_title(f"{MODES[mode].capitalize()}: {share} of {config.seeds} runs end in different wells")
     for axes in grid[1]:
         axes.set_xlabel("$w_1$")
     for axes in grid[:, 0]:
