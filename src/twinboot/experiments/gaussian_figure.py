@@ -40,7 +40,12 @@ def _draw_path(axes: Axes, config: Config, tables: Tables) -> None:
     axes.plot(0, 0, "+", color=plots.TRUTH, ms=13, mew=2, label="true mean; dashed: true $\\sigma$")
     label = f"estimated $\\sigma$, every {config.stride} steps and last"
     axes.plot([], [], "o", mfc="none", color=plots.ink(), alpha=0.6, ms=10, label=label)
-    axes.set(title=f"One run of {mean.index.max()} steps", xlabel="$w_1$", ylabel="$w_2$", aspect="equal")
+    axes.set(
+        title=f"One run of {mean.index.max()} steps, M = {config.points}",
+        xlabel="$w_1$",
+        ylabel="$w_2$",
+        aspect="equal",
+    )
     axes.set_adjustable("datalim")
     axes.legend(loc="upper right")
 
@@ -67,7 +72,7 @@ def _draw_spread(axes: Axes, config: Config, estimates: pd.DataFrame) -> None:
         xscale="log", yscale="log", title=f"Estimate against truth, M from {max(config.sizes)} to {min(config.sizes)}"
     )
     axes.set(xlabel="true $\\sigma = \\sigma_{data} / \\sqrt{M}$", ylabel="estimated $\\sigma$")
-    axes.set_ylim(float(line[0]) / 12, float(line[1]) * 4)
+    axes.set_ylim(min(float(line[0]) / 12, sigma.min() / 1.5), float(line[1]) * 4)
     axes.set_xticks(rms.index, [f"{x:.2g}" for x in rms.index])
     axes.minorticks_off()
     axes.legend(loc="lower right")
