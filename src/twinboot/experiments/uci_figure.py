@@ -43,15 +43,23 @@ def draw(runs: pd.DataFrame) -> Figure:
         zone = axes.axvspan(-even, even, color=plots.ink(), alpha=0.06, lw=0)
     covered.axvline(100 * LEVEL, color=plots.ink(), ls=":", lw=1.5, label=f"{LEVEL:.0%}, as it should be")
     errors.set(yticks=range(len(sets)), yticklabels=sets, ylim=(len(sets) - 0.5, -0.5))
-    errors.set(title="RMSE against the single network's", xlabel="difference, % (left: lower error)")
-    likelihoods.set(title="NLL against the single network's", xlabel="difference, nats (left: better)")
+    errors.set(
+        title="RMSE against the single network's",
+        xlabel="difference, % (left: lower error)\nlinear up to ±5, then logarithmic",
+    )
+    likelihoods.set(
+        title="NLL against the single network's",
+        xlabel="difference, nats (left: better)\nlinear up to ±0.1, then logarithmic",
+    )
     covered.set(title=f"Test rows in their {LEVEL:.0%} interval", xlabel="%")
     handles, labels = covered.get_legend_handles_labels()
     shown = {METHODS["single"]: "single, stopped by a hold-out (the line at 0)"}
     labels = [shown.get(label, label) for label in labels]
     handles.append(zone)
     labels.append("even axis; beyond, logarithmic")
-    drawn.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=11)
+    drawn.legend(
+        handles, labels, title="Bars: 95 % interval over the splits", loc="outside lower center", ncols=3, fontsize=11
+    )
     return drawn
 
 
