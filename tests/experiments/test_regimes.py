@@ -93,18 +93,18 @@ def test_one_seed_makes_nothing_clear() -> None:
     ("changes", "status"),
     [
         ([-0.5] * 4, "held"),
-        ([-0.5, 0.0, 0.0, 0.0], "held"),
-        ([-0.5, 0.5, 0.0, 0.0], "partly"),
+        ([-0.5, 0.0, 0.0, 0.0], "not held"),  # one of four may be chance
+        ([-0.5, -0.5, 0.5, 0.0], "held"),  # as may be one loss
         ([0.5, 0.5, 0.0, 0.0], "not held"),
         ([0.0] * 4, "not held"),
     ],
 )
-def test_both_claims_are_held_where_there_are_wins_and_no_losses(changes: list[float], status: str) -> None:
+def test_both_claims_are_held_where_wins_are_more_than_chance_gives(changes: list[float], status: str) -> None:
     paper, ours = regimes.verdicts(HAND, {"runs": table(sample_last=changes)})
     assert paper.status == status
     assert ours.status == "not held"
     wins, losses = sum(c < 0 for c in changes), sum(c > 0 for c in changes)
-    assert paper.evidence.startswith(f"Clearly in {wins} of 4 tasks, and clearly the other way in {losses}.")
+    assert paper.evidence.startswith(f"Clearly in {wins} of 4 tasks, the other way in {losses}")
     paper, ours = regimes.verdicts(HAND, {"runs": table(centered_clear=changes)})
     assert ours.status == status
     assert paper.status == "not held"
@@ -124,7 +124,7 @@ def test_two_seeds_decide_nothing() -> None:
 
 def test_what_all_wins_have_in_common_is_said() -> None:
     first, _ = regimes.verdicts(HAND, {"runs": table(sample_last=[-0.5, -0.7, 0.0, 0.0])})
-    assert "All of these have rows 64 and noise 0.3 and beta 1 and width 1." in first.evidence
+    assert "All 2 that are clearly won have rows 64 and noise 0.3 and beta 1 and width 1." in first.evidence
     assert "(rows 64, noise 0.3, beta 1, width 1, spread 1)" in first.evidence  # where it is best
 
 
