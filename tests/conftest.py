@@ -1,4 +1,5 @@
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -23,3 +24,11 @@ def same_environment() -> Iterator[None]:
     yield
     os.environ.clear()
     os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> Iterator[None]:
+    """PyTorch compiles the code of a class only so many times and then no more: the times of each test are its own."""
+    yield
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.reset()
