@@ -67,9 +67,8 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
     times, told = _times(rows, ratio), []
     for row, own in rows.groupby("row", sort=False):
         line = {"": row}
-        for column, name in COLUMNS.items():
-            if column in own and own[column].notna().any():
-                line[name] = with_error(own[column].mean(), own[column].sem(), "{:.3f}")
+        for column in (column for column in COLUMNS if column in rows and rows[column].notna().any()):
+            line[COLUMNS[column]] = with_error(own[column].mean(), own[column].sem(), "{:.3f}")
         line["time (single = 1)"] = f"{times[row]:.2f}"
         if OURS in times and row != OURS:
             line["clearly beats Twin-Boot in"] = _beats(wide, row) if number > 1 else "one seed"
