@@ -1,4 +1,4 @@
-"""Twins in different processes: one twin per group of devices, so that each device has the memory of plain training.
+"""Twins in different processes: one twin per group of devices, so that each device holds one model and no more.
 
 The devices form a `DeviceMesh` with a dimension `twin` and, where several devices share the batches of a twin, a
 dimension `data`. Line by line the method is that of `Twins`; what differs is what has to travel:

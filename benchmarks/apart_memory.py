@@ -1,0 +1,124 @@
+"""What a device holds when each has one twin, beside plain training and beside both twins on one device.
+
+    .venv/bin/python benchmarks/apart_memory.py --page docs/apart-memory.md        half a minute on two cores
+
+Each case trains in processes of its own, so that a peak is its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from overhead import resident
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from twinboot import Apart, Twins
+from twinboot.experiments import networks
+
+STEPS, BATCHES = 4, (8, 64)
+CASES = {"plain training": 1, "one twin in each of two processes": 2, "both twins in one process": 1}  # -> processes
+
+
+def measure(case: str, batch: int, rank: int, store: str) -> dict[str, float]:
+    """In this process: MiB of the weights of one model, and at most beyond what was there before there was any."""
+    torch.set_num_threads(1)
+    if case.startswith("one twin"):
+        distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("twin",))
+    x, y = torch.randn(batch, 3, 32, 32), torch.randint(10, (batch,))
+    F.cross_entropy(nn.Linear(3, 3)(torch.randn(2, 3)), torch.tensor([0, 1])).backward()  # PyTorch's own threads
+    before = resident("VmRSS")
+    model = networks.vgg16(10, normalisation="batch")  # a copy of PyTorch's weight norm keeps the original in memory
+    weights = sum(p.numel() * p.element_size() for p in model.parameters()) / 2**20
+    trained = model
+    if case.startswith("one twin"):
+        trained = Apart(model, mesh, exchange=2, sketch=251)
+    elif case.startswith("both"):
+        trained = Twins(model)
+    del model
+    gc.collect()  # of the model that was given, whose copy is trained
+    optimizer = torch.optim.Adam(trained.parameters())
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        if isinstance(trained, Twins):
+            with trained.sampled():
+                for twin in trained:
+                    F.cross_entropy(twin(x), y).backward()
+            optimizer.step()
+            trained.update()
+            trained.reset()
+        else:
+            F.cross_entropy(trained(x), y).backward()
+            optimizer.step()
+    found = {"weights": weights, "peak": resident("VmHWM") - before}
+    if distributed.is_initialized():
+        distributed.barrier()
+        distributed.destroy_process_group()
+    return found
+
+
+def run(case: str, batch: int) -> dict[str, float]:
+    """The process of a case that needed most."""
+    with tempfile.TemporaryDirectory() as folder:
+        code = "import json, apart_memory; print(json.dumps(apart_memory.measure({!r}, {}, {}, {!r})))"
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-c", code.format(case, batch, rank, f"{folder}/store")],
+                cwd=Path(__file__).parent,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"},  # what is freed is given back at once
+            )
+            for rank in range(CASES[case])
+        ]
+        said = [process.communicate()[0] for process in started]
+        if any(process.returncode for process in started):
+            raise SystemExit(f"{case}: a process failed.")
+    return max((json.loads(text.splitlines()[-1]) for text in said), key=lambda found: float(found["peak"]))
+
+
+PAGE = """
+# Memory where each device has one twin
+
+Written by `.venv/bin/python benchmarks/apart_memory.py --page docs/apart-memory.md`: {steps} steps of Adam with VGG-16
+and BatchNorm ({weights:.0f} MiB of weights), each with an update and a reset.
+
+- *Peak* is what a process held at most, beyond what the imports take: weights, gradients, the state of Adam and
+  activations; with twins also the clean weights while noise is on them, and what comes from the other twin, a tensor at
+  a time. Of two processes it is the one that needed more.
+- Beside plain training a process with one twin needs those clean weights, one number for each weight besides the four
+  of Adam's training, and for a reset several times its largest tensor, which here has a sixth of the weights. Its
+  activations are those of plain training.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--page", type=Path, help="write the table to this file")
+    options = parser.parse_args()
+    lines, weights = ["| | batch | peak, MiB | relative to plain training |", "|---|---|---|---|"], 0.0
+    for batch in BATCHES:
+        found = {case: run(case, batch) for case in CASES}
+        plain = found["plain training"]["peak"]
+        weights = found["plain training"]["weights"]
+        lines += [f"| {case} | {batch} | {f['peak']:.0f} | {f['peak'] / plain:.2f} |" for case, f in found.items()]
+    print("\n".join(lines))
+    if options.page:
+        setup = f"PyTorch {torch.__version__}, Python {platform.python_version()}, on a CPU."
+        page = PAGE.strip().format(steps=STEPS, weights=weights)
+        options.page.write_text("\n\n".join([page, setup, "\n".join(lines)]) + "\n")
+
+
+if __name__ == "__main__":
+    main()
