@@ -233,7 +233,7 @@ def test_a_run_from_end_to_end(tmp_path: Path) -> None:
     assert isinstance(fwi.figure(TINY, run.tables), Figure)
     [legend] = fwi.figure(TINY, run.tables).legends
     said = {text.get_text() for text in legend.get_texts()}
-    assert said == {"shot", "receiver", "error of a run", "mean of the runs"}
+    assert said == {"shot", "receiver", "error of a run of Adam", "of Twin-Boot", "mean of the runs"}
     assert plots.save(lambda: fwi.figure(TINY, run.tables), tmp_path).exists()
 
 
