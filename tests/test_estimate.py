@@ -270,6 +270,9 @@ def test_a_buffer_that_was_expanded_is_no_obstacle() -> None:
 
     estimate = Twins(Masked(2.0)).estimate(Masked(1.0))
     assert torch.equal(estimate.module.get_buffer("mask"), torch.full((2, 4, 3), 2.0))
+    estimate = Twins(nn.Sequential(nn.BatchNorm1d(3), Masked(2.0))).estimate()
+    estimate.update_batchnorm([X[:, :3]])
+    torch.testing.assert_close(estimate.module[0].running_mean, X[:, :3].mean(0))
 
 
 def test_an_update_of_batchnorm_that_fails_changes_nothing() -> None:

@@ -21,6 +21,7 @@ def test_options_of_all_takers_are_known() -> None:
         ("epoch", r"asked has no option 'epoch': did you mean 'epochs'\?$"),
         ("num_worker", r"did you mean 'num_workers'\?$"),
         ("quiet", r"asked has no option 'quiet'\.$"),
+        ("options", r"asked has no option 'options'"),  # the name of what is passed on is none itself
     ],
 )
 def test_others_are_refused_with_what_may_have_been_meant(name: str, said: str) -> None:

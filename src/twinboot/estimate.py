@@ -228,7 +228,8 @@ class Estimate(nn.Module):
         with torch.no_grad(), fresh_statistics(fresh):
             for x in chain([first], picked):
                 call(fresh, moved(x, self.partition.sigma.device))
-        self.module.load_state_dict(fresh.state_dict())
+        for own, taken in zip(layers(self.module), layers(fresh), strict=True):
+            own.load_state_dict(taken.state_dict())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the mean weights, sigma and the groups to a safetensors file."""

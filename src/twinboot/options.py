@@ -10,7 +10,8 @@ from typing import Any
 
 def require_known(options: Iterable[str], asked: Callable[..., Any], *others: Callable[..., Any]) -> None:
     """Refuse names that neither the one who was asked takes nor those to whom options are passed on."""
-    known = [name for taker in (asked, *others) for name in inspect.signature(taker).parameters]
+    takers = [inspect.signature(taker).parameters.values() for taker in (asked, *others)]
+    known = [p.name for taken in takers for p in taken if p.kind is not p.VAR_KEYWORD]
     for name in options:
         if name not in known:
             raise TypeError(f"{asked.__name__} has no option {name!r}{meant(name, known)}")

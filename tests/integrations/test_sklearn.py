@@ -169,6 +169,7 @@ def test_weights_that_are_not_whole_pull_the_prediction() -> None:
     x, y = np.zeros((400, 1)), np.tile([1.0, -1.0], 200)
     weight = np.where(y > 0, 1.8, 0.2)
     model = regressor(hidden=(), epochs=60, learning_rate=0.02).fit(x, y, sample_weight=weight)
+    assert model.estimate_.task == "regression"  # though its loss is a function
     assert model.predict(x[:1])[0] == pytest.approx(0.8, abs=0.1)
     probs = classifier(hidden=(), epochs=60, learning_rate=0.02).fit(x, y, sample_weight=weight).predict_proba(x[:1])
     assert probs[0, 1] == pytest.approx(0.9, abs=0.06)

@@ -134,6 +134,7 @@ class TwinBoot(BaseEstimator):  # type: ignore[misc]
             progress=bool(self.verbose),
         )
         self.seed_, self.estimate_ = seed, found.estimate
+        self.estimate_.task = self._task  # which `fit` can't tell from a loss with weights
         self.history_, self.best_epoch_ = found.history, found.best_epoch
         return rows, shares
 

@@ -61,7 +61,7 @@ from ..prediction import Prediction, Task
 from ..replicate import replicate
 from ..twins import Twins
 from .pairs import Algorithm, Pair
-from .pretrained import Logits, load, read_sigma, renamed, take_mean, task_of, write_sigma
+from .pretrained import Logits, load, read_sigma, renamed, take_mean, task_of, with_task, write_sigma
 from .resuming import read_twins, write_twins
 from .trainers import SPREAD, called_by_trainer, refuse, workers
 
@@ -137,7 +137,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         """The mean model and sigma, as they are now or, with `load_best_model_at_end`, as they were best."""
         partition = self._trained()
         [module] = replicate(self.model, own=partition.parameter_shapes)
-        return Estimate(module, copy.deepcopy(partition))
+        return with_task(Estimate(module, copy.deepcopy(partition)), self.model)
 
     def predict(
         self,

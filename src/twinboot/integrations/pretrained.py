@@ -28,7 +28,7 @@ def load(folder: str | os.PathLike[str], model: nn.Module) -> Estimate:
     partition, calibration = read_sigma(folder, model)
     estimate = Estimate(model, partition)
     estimate.temperature, estimate.scale = calibration["temperature"], calibration["scale"]
-    return estimate
+    return with_task(estimate, model)
 
 
 def write_sigma(folder: str | os.PathLike[str], partition: Partition) -> None:
@@ -89,6 +89,13 @@ def task_of(model: Any) -> Task:
     if kind == "multi_label_classification":
         raise ValueError("predict knows no several labels at once: use estimate() and the logits of its draws.")
     return "regression" if kind == "regression" or getattr(config, "num_labels", 2) == 1 else "classification"
+
+
+def with_task(estimate: Estimate, model: Any) -> Estimate:
+    """The estimate, which predicts what the model's config says; several labels at once it predicts in no way."""
+    if getattr(getattr(model, "config", None), "problem_type", None) != "multi_label_classification":
+        estimate.task = task_of(model)
+    return estimate
 
 
 def renamed(partition: Partition, prefix: str) -> Partition:
