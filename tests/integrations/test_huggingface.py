@@ -288,6 +288,7 @@ def test_one_value_is_regression(tmp_path: Path) -> None:
     assert found.mean.shape == (60, 1)
     assert (found.mean[:, 0] - truth).square().mean() < 0.5 * truth.var()
     assert trainer.model.config.problem_type == "regression"
+    assert trainer.estimate().task == "regression"
     low, high = found.interval(0.9)
     assert (low < high).all()
 
