@@ -267,6 +267,7 @@ def test_the_help_of_the_methods_names_all_of_them() -> None:
         ({"methods": ("twins", "twins")}, "none twice"),
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"samples": 1}, "samples must be at least 2"),
+        ({"test": 10}, "test must be at least 100"),
         ({"rate": 0.0}, "rate must be above 0"),
     ],
 )
@@ -286,6 +287,14 @@ def test_a_run_with_augmentation_is_told_to_the_end(tmp_path: Path) -> None:
     run = carry_out("images", images, config, tmp_path / "images")
     assert set(run.tables["sigma"]["layer"]) == set(small().tables["sigma"]["layer"])
     assert len(images.verdicts(run.config, run.tables)) == 5
+
+
+def test_fewer_test_images_are_judged_and_named(tmp_path: Path) -> None:
+    config = dataclasses.replace(SMALL, test=110, seeds=1, epochs=1, methods=("hold-out", "twins"))
+    run = carry_out("images", images, config, tmp_path / "images")
+    right = run.tables["rows"]["accuracy"] * 110
+    assert right.to_list() == pytest.approx(right.round().to_list(), abs=1e-4)
+    assert "the first 110 test images" in next(iter(images.numbers(config, run.tables)))
 
 
 def test_a_device_that_is_not_there_is_named() -> None:

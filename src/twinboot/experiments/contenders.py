@@ -31,7 +31,7 @@ from ..fit import fit
 from ..randomness import own_randomness
 from ..twins import Twins
 from .experiment import Tick, UnavailableError
-from .single import LOOK, MakeOptimizer, Single, Split, accuracy, logits_of
+from .single import LOOK, FusedAdam, MakeOptimizer, Single, Split, accuracy, logits_of
 
 HELD_OUT = round(UNSEEN, 3)  # of the images: as many as no twin sees
 MORE = 1.4  # times the epochs: a limit for what twins may cost, not what they do cost, which `images_cost.py` measures
@@ -132,7 +132,7 @@ def variational(task: Task) -> MakeOptimizer:
 
 
 def adam(task: Task) -> MakeOptimizer:
-    return lambda model: (torch.optim.Adam(model.parameters(), task.rate), None)
+    return lambda model: (FusedAdam(model.parameters(), task.rate), None)
 
 
 def require_ivon() -> Any:
@@ -181,7 +181,7 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
     found = fit(
         network(),
         data,
-        optimizer=lambda p: torch.optim.Adam(p, task.rate),
+        optimizer=lambda p: FusedAdam(p, task.rate),
         scheduler=(lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, task.epochs)) if recipe.decay else None,
         epochs=task.epochs,
         batch_size=task.batch,

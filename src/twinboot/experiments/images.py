@@ -62,7 +62,8 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
     spread = f"mean and standard error of {number} seeds{CLEARLY}" if number > 1 else "one seed"
     if config.methods is None and (missing := set(PRESETS[config.preset].methods) - set(rows["method"])):
         spread += f"; {', '.join(sorted(missing))} was not run"
-    title = f"{config.preset}, {epochs} epochs, {config.samples} draws: {spread}"
+    judged = f", the first {config.test} test images" if config.test else ""
+    title = f"{config.preset}, {epochs} epochs, {config.samples} draws{judged}: {spread}"
     ratio, wide = ratios(tables["turns"]), rows.pivot(index="seed", columns="row")
     times, told = _times(rows, ratio), []
     for row, own in rows.groupby("row", sort=False):

@@ -61,6 +61,8 @@ class Config:
     """Learning rate of Adam. Appendix A.4."""
     samples: int = 8
     """Draws of weights, or of dropout's masks, for a prediction."""
+    test: int | None = None
+    """Judge by the first so many test images, and at most as many others, to save time; by default by all."""
     augment: bool = False
     """Shift and mirror the training images at random. Not stated; without it the differences are larger."""
     device: str | None = None
@@ -75,7 +77,7 @@ class Config:
             raise ValueError(f"unknown method {unknown[0]!r}: use {', '.join(METHODS)}.")
         if self.methods is not None:
             refuse_repeated(self, "methods")
-        for name, least in (("epochs", 1), ("seeds", 1), ("batch", 2), ("samples", 2)):
+        for name, least in (("epochs", 1), ("seeds", 1), ("batch", 2), ("samples", 2), ("test", 100)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value}.")

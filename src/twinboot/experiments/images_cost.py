@@ -16,7 +16,7 @@ from ..fit import Best
 from ..training import Training
 from .contenders import DROPOUT, TWINS, Task, adam, variational
 from .experiment import Tick
-from .single import Single, Split
+from .single import FusedAdam, Single, Split
 
 TURNS = 3
 MOST = 5000  # images
@@ -77,7 +77,7 @@ def _epoch(kind: str, task: Task) -> Callable[[int], float]:
         seed=task.seed,
         noise=recipe.noise,
     )
-    stepper = torch.optim.Adam(training.twins.parameters(), task.rate)
+    stepper = FusedAdam(training.twins.parameters(), task.rate)
     scaler = torch.amp.GradScaler(training.device.type, enabled=False)
     best = Best(training, Average(POWER))
 

@@ -87,7 +87,7 @@ def _run(config: Config, method: str, number: int, tick: Tick, scratch: Path) ->
         trained = METHODS[method](task, scratch, tick)
     cost = {"epoch_seconds": trained.curve["seconds"].median(), "memory": peak[0]}
     data = _images(PRESETS[config.preset].dataset, config.data)
-    test = standardised(data.test_x, moments), data.test_y
+    test = standardised(data.test_x[: config.test], moments), data.test_y[: config.test]
     rows, bins = _judged(trained, task, test, _strange(config, moments))
     tables = {"rows": rows, "bins": bins, "curves": trained.curve, "costs": pd.DataFrame([cost])}
     if len(trained.sigma):
@@ -120,7 +120,7 @@ def _judged(
     from .. import metrics  # torchmetrics takes a while to import
 
     rows, bins = [], []
-    shown = trained.trained_on[:GAP]
+    shown = trained.trained_on[: min(GAP, len(test[1]))]
     for row, predict in trained.rows.items():
         probs = predict(test[0])
         found = metrics.scores(probs, test[1])
@@ -154,7 +154,7 @@ def _strange(config: Config, moments: Moments) -> Tensor | None:
     if PRESETS[config.preset].dataset != "cifar10":
         return None
     try:
-        images = _images("fashion-mnist", config.data).test_x[:STRANGE]
+        images = _images("fashion-mnist", config.data).test_x[: min(STRANGE, config.test or STRANGE)]
     except datasets.MissingError:
         return None
     return standardised(F.pad(images, (2, 2, 2, 2)).expand(-1, 3, -1, -1), moments)
