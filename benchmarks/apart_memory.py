@@ -27,13 +27,14 @@ from twinboot import Apart, Twins
 from twinboot.experiments import networks
 
 STEPS, BATCHES = 4, (8, 64)
-CASES = {"plain training": 1, "one twin in each of two processes": 2, "both twins in one process": 1}  # -> processes
+ALONE, ONCE = "one twin in each of two processes", "the same, `sampled(once=True)`"
+CASES = {"plain training": 1, ALONE: 2, ONCE: 2, "both twins in one process": 1}  # -> processes
 
 
 def measure(case: str, batch: int, rank: int, store: str) -> dict[str, float]:
     """In this process: MiB of the weights of one model, and at most beyond what was there before there was any."""
     torch.set_num_threads(1)
-    if case.startswith("one twin"):
+    if case in (ALONE, ONCE):
         distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("twin",))
     x, y = torch.randn(batch, 3, 32, 32), torch.randint(10, (batch,))
@@ -42,7 +43,7 @@ def measure(case: str, batch: int, rank: int, store: str) -> dict[str, float]:
     model = networks.vgg16(10, normalisation="batch")  # a copy of PyTorch's weight norm keeps the original in memory
     weights = sum(p.numel() * p.element_size() for p in model.parameters()) / 2**20
     trained = model
-    if case.startswith("one twin"):
+    if case in (ALONE, ONCE):
         trained = Apart(model, mesh, exchange=2, sketch=251)
     elif case.startswith("both"):
         trained = Twins(model)
@@ -52,7 +53,7 @@ def measure(case: str, batch: int, rank: int, store: str) -> dict[str, float]:
     for _ in range(STEPS):
         optimizer.zero_grad()
         if isinstance(trained, Twins):
-            with trained.sampled():
+            with trained.sampled(**({"once": True} if case == ONCE else {})):
                 for twin in trained:
                     F.cross_entropy(twin(x), y).backward()
             optimizer.step()
@@ -98,8 +99,11 @@ and BatchNorm ({weights:.0f} MiB of weights), each with an update and a reset.
   activations; with twins also the clean weights while noise is on them, and what comes from the other twin, a tensor at
   a time. Of two processes it is the one that needed more.
 - Beside plain training a process with one twin needs those clean weights, one number for each weight besides the four
-  of Adam's training, and for a reset several times its largest tensor, which here has a sixth of the weights. Its
-  activations are those of plain training.
+  of Adam's training. With `sampled(once=True)`, for a block with a single backward pass, a gradient takes the place of
+  its clean weight: four numbers, as in plain training. What is left is where activations fill the memory, which are
+  there before any gradient is, and with them all clean weights.
+- A reset takes several times the largest tensor, which here has a sixth of the weights, when activations and clean
+  weights are gone.
 """
 
 

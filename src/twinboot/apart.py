@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
@@ -49,8 +50,9 @@ class Apart(Twins):
             whose square is right on average; sigma's relative error is about 1 / sqrt(2 * sketch). Best a prime, such
             as 251. None: sigma stays as it is in between.
 
-    A rank holds the weights of one model, and once more for `sampled()` to put back (with Adam, five numbers for each
-    weight instead of the four of plain training); what other twins send comes in parts. Sigma is the same on all ranks.
+    A rank holds the weights of one model, and inside `sampled()` once more, to put them back: with Adam, five numbers
+    for each weight instead of the four of plain training, or four as well with `sampled(once=True)`. What other twins
+    send comes in parts. Sigma is the same on all ranks.
     For the same weights and seed, the exact sigma, a reset and the estimate have the bits that `Twins` in one process
     would give them. The noise of `sampled()` is each rank's own. A generator that is given to `reset` must be seeded
     alike on all ranks.
@@ -102,6 +104,19 @@ class Apart(Twins):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """This rank's twin, called as your model is."""
         return self.copies[0](*args, **kwargs)
+
+    @contextmanager
+    def sampled(
+        self, scale: float = 1.0, generator: torch.Generator | None = None, *, once: bool = False
+    ) -> Iterator[None]:
+        """As for `Twins`; and with `once`, for a block with a single backward pass, each weight is put back as soon as
+        its gradient is there, which then takes the place of the clean weight in memory."""
+        with super().sampled(scale, generator):
+            assert self._block is not None
+            if once:
+                self._block.put_back_with_gradients()
+            yield
+        self._spare.clear()  # room for the clean weights: where twins are apart, memory is short
 
     @torch.no_grad()
     def update(self) -> None:

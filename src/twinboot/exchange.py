@@ -73,9 +73,8 @@ def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _shaped(flat: Tensor, like: Tensor) -> Tensor:
-    """The entries, which came in the order of memory, in a tensor that lies in memory as `like` does: a sum over it
+    """The entries, which came in the order of memory, as a tensor that lies in memory as `like` does: a sum over it
     then has the same bits."""
-    made = torch.empty_like(like, requires_grad=False)
-    ordered = in_order(made)
-    ordered.copy_(flat.view(ordered.shape))
-    return made
+    if not in_order(like).is_contiguous():
+        return flat.view(like.shape)
+    return flat.as_strided(like.shape, like.stride())

@@ -24,6 +24,10 @@ from .sharding import is_sharded, local, reshard
 # From so many weights of all copies on, a thread for each copy pays: 0.73 of the time at 30 million, 0.88 at 7.5
 # million, but 1.3 to 1.5 times at 2 million and below, where it competes with the threads that PyTorch keeps spinning.
 _LARGE = 2**22
+_ONCE = (
+    "inside sampled(once=True) the weights are put back with the first backward pass, so that another one would mix "
+    "noisy and clean ones: use a block for each, or leave once out."
+)
 
 
 def normals(seed: int, generator: torch.Generator | None = None) -> Callable[[Tensor], None]:
@@ -106,7 +110,7 @@ class Noisy:
         copies: the models that are called, as a module that gives them one by one.
         owners: the modules in them that hold the weights.
         weights: what is perturbed, after entering and before calling `watch`.
-        clean: room for the clean weights while the block lasts.
+        clean: room for the clean weights while the block lasts. An entry is None once its weight was put back.
     """
 
     def __init__(
@@ -114,7 +118,7 @@ class Noisy:
         copies: Any,
         owners: Iterable[nn.Module],
         weights: list[Tensor],
-        clean: list[Tensor],
+        clean: list[Any],
     ) -> None:
         self.copies, self.owners, self.weights, self.clean = copies, owners, weights, clean
         self.inside = False
@@ -136,11 +140,30 @@ class Noisy:
             self.hooks.append(owner.register_state_dict_post_hook(partial(self._store_clean)))
         torch.clear_autocast_cache()  # which may hold weights from before the noise, cast to half precision
 
+    def put_back_with_gradients(self) -> None:
+        """Each weight as soon as its gradient is there, in a block with a single backward pass: from then on nothing
+        needs its noisy value, and the memory of the clean one is free for the gradient."""
+        index = {id(w): i for i, w in enumerate(self.weights)}
+
+        @torch.no_grad()
+        def put_back(w: Tensor) -> None:
+            i = index[id(w)]
+            if self.clean[i] is None:
+                raise RuntimeError(_ONCE)
+            w.copy_(self.clean[i])
+            self.clean[i] = None
+            assert self.versions is not None
+            self.versions[i] = w._version
+
+        self.hooks += [w.register_post_accumulate_grad_hook(put_back) for w in self.weights]
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         changed = self.versions is not None and self.versions != [w._version for w in self.weights]
+        left = [i for i, clean in enumerate(self.clean) if clean is not None]
         try:
-            with torch.no_grad():
-                torch._foreach_copy_(list(map(local, self.weights)), list(map(local, self.clean)))
+            if left:
+                with torch.no_grad():
+                    torch._foreach_copy_([local(self.weights[i]) for i in left], [local(self.clean[i]) for i in left])
         finally:
             self.inside = False
             reshard(self.copies)
@@ -166,6 +189,8 @@ class Noisy:
         and checkpointed activations, which are computed again in that pass, would silently use the clean ones."""
         if torch.compiler.is_compiling():  # a compiled graph saves its weights, and PyTorch does notice
             return
+        if any(clean is None for clean in self.clean):
+            raise RuntimeError(_ONCE)
         if isinstance(output, Mapping):
             output = list(output.values())
         elif not isinstance(output, (Tensor, tuple, list)):  # a dataclass, perhaps
@@ -184,7 +209,7 @@ class Noisy:
     def _store_clean(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
         clean = dict(zip(map(id, self.weights), self.clean, strict=True))
         for name, p in module._parameters.items():
-            if id(p) in clean and prefix + name in state:
+            if clean.get(id(p)) is not None and prefix + name in state:
                 state[prefix + name] = clean[id(p)].clone()
 
     def __reduce__(self) -> Any:

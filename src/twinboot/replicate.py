@@ -72,4 +72,7 @@ def wide(t: Tensor) -> Tensor:
 def mean(copies: Sequence[Tensor]) -> Tensor:
     """The mean of equally shaped tensors in float32 or better; of equal ones exactly their value."""
     first = wide(copies[0]).detach()
-    return first + sum((wide(c).detach() - first for c in copies[1:]), torch.zeros_like(first)) / len(copies)
+    away = torch.zeros_like(first)
+    for c in copies[1:]:
+        away += wide(c).detach() - first
+    return away.div_(len(copies)).add_(first)

@@ -190,7 +190,7 @@ class Twins(nn.Module):
             if mode == "centered":
                 noise -= noise.mean(0)
             for w, e in zip(copies, noise, strict=True):
-                local(w).copy_(center + sigma * e[window(w)])
+                local(w).copy_(e[window(w)].mul_(sigma).add_(center))
 
     def estimate(self, model: nn.Module | None = None) -> Estimate:
         """What you keep and ship: the mean of the copies and sigma. The copies go on as they are. Of sharded twins each
