@@ -289,6 +289,7 @@ TWINS = {
     "twins-loud": ("Twin-Boot with twice the noise", Recipe(noise=2.0)),
     "twins-decay": ("Twin-Boot with decay of the rate, centered reset", Recipe(mode="centered", decay=True)),
     "twins-dropout": ("Twin-Boot with dropout", Recipe(dropout=DROPOUT / 2)),
+    "twins-dropout-more": ("Twin-Boot with twice that dropout", Recipe(dropout=DROPOUT)),
 }
 METHODS: dict[str, Method] = {
     "hold-out": hold_out,
