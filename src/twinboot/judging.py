@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,8 @@ from .bootstrap import Bootstrap
 from .randomness import own_randomness, seeded
 
 ENOUGH = 1024  # samples for the statistics with which an epoch is judged: known to 3 %, or less where there are pixels
-Step = Callable[[nn.Module, Any, int], tuple[float, int]]  # module, batch, its number -> mean loss, samples
+Found = TypeVar("Found")
+Step = Callable[[nn.Module, Any, int], Found]  # module, batch, its number -> what is found there
 
 
 class Batches:
@@ -60,17 +61,20 @@ class Judge:
         order = torch.randperm(len(seen), generator=torch.Generator().manual_seed(seeds.derive(self.seed, "seen")))
         return self.batches(seen[order[:at_most]])
 
-    def unseen_loss(self, module: nn.Module, step: Step, device: torch.device) -> float:
-        """The mean loss of the samples that no twin saw; not a number if the step has none for any of them."""
+    def unseen(self, module: nn.Module, step: Step[Found], device: torch.device) -> list[Found]:
+        """What the step finds in each batch of the samples that no twin saw."""
         module.eval()
-        total, samples = 0.0, 0
         with own_randomness(device, self.seed, "unseen"):
-            for number, batch in enumerate(self.batches(self.bootstrap.unseen)):
-                loss, size = step(module, batch, number)
-                total, samples = total + loss * size, samples + size
-        return total / samples if samples else math.nan
+            return [step(module, batch, n) for n, batch in enumerate(self.batches(self.bootstrap.unseen))]
 
-    def give_statistics(self, module: nn.Module, step: Step, device: torch.device, at_most: int | None) -> None:
+    def unseen_loss(self, module: nn.Module, step: Step[tuple[float, int]], device: torch.device) -> float:
+        """The mean loss of the samples that no twin saw, by a step that gives a mean loss and the number of samples
+        that it is of; not a number if the step has none for any of them."""
+        found = self.unseen(module, step, device)
+        samples = sum(size for _, size in found)
+        return sum(loss * size for loss, size in found) / samples if samples else math.nan
+
+    def give_statistics(self, module: nn.Module, step: Step[Any], device: torch.device, at_most: int | None) -> None:
         """BatchNorm statistics of a module's own, from all samples that some twin sees or from at most so many."""
         if layers(module):
             with own_randomness(device, self.seed, "statistics"), fresh_statistics(module):

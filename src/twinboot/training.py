@@ -52,7 +52,7 @@ class Training:
         self.runners = [DistributedDataParallel(twin) if several else twin for twin in self.twins]
         self.dataset, self.seed, self.noise, self.amp, self.batch_size = dataset, seed, noise, amp, batch_size
         self.bootstrap = bootstrap or Bootstrap(len(dataset), seed=seed)
-        self.shown = Judge(dataset, self.bootstrap, batch_size, seed, options)
+        self.judging = Judge(dataset, self.bootstrap, batch_size, seed, options)
         size = batch_size if resample == "draws" else distinct(self.bootstrap, batch_size)
         self.loader = PairedLoader(dataset, self.bootstrap, size, resample, seed=seed, **options)
         if not len(self.bootstrap.unseen):
@@ -104,22 +104,23 @@ class Training:
     def judge(self, estimate: Estimate) -> tuple[float, float]:
         """The loss and accuracy of the mean model on what no twin saw, with BatchNorm statistics of its own."""
         self.give_statistics(estimate, ENOUGH)
-        losses, right = [], []
-        with own_randomness(self.device, self.seed, "unseen"):
-            for batch in self.shown.batches(self.bootstrap.unseen):
-                *inputs, target = self._moved(batch)
-                output = estimate(*inputs)
-                losses.append(self.loss(output, target))
-                if self.classifies:
-                    right.append((output.argmax(1) == target).flatten())
-        accuracy = torch.cat(right).double().mean().item() if right else math.nan
-        return torch.cat(losses).double().mean().item(), accuracy
+        values, right = zip(*self.judging.unseen(estimate, self._judged, self.device), strict=True)
+        accuracy = torch.cat(right).double().mean().item() if self.classifies else math.nan
+        return torch.cat(values).double().mean().item(), accuracy
+
+    def _judged(self, module: nn.Module, batch: Any, number: int) -> tuple[Tensor, Tensor]:
+        """For each sample its loss, and whether the most probable class is the right one."""
+        *inputs, target = self._moved(batch)
+        output = module(*inputs)
+        values = self.loss(output, target)
+        return values, (output.argmax(1) == target).flatten() if self.classifies else values
 
     def give_statistics(self, estimate: Estimate, at_most: int | None = None) -> None:
         """BatchNorm statistics of the mean model's own, from all training samples or from at most so many."""
         if layers(estimate.module):
             with own_randomness(self.device, self.seed, "statistics"):
-                estimate.update_batchnorm(self.shown.seen_batches(at_most), lambda batch: tuple(batch[:-1]))
+                # It changes nothing else that moves with a pass in training, as the vectors of spectral_norm do.
+                estimate.update_batchnorm(self.judging.seen_batches(at_most), lambda batch: tuple(batch[:-1]))
 
 
 def distinct(bootstrap: Bootstrap, draws: int) -> int:

@@ -83,7 +83,7 @@ class Wrapper(pl.LightningModule):
         return None if output is None else dict(output) if isinstance(output, Mapping) else {"loss": output}
 
     @contextmanager
-    def shown(self, mean: Any) -> Iterator[Step]:
+    def shown(self, mean: Any) -> Iterator[Step[tuple[float, int]]]:
         """A step of training without gradients or logs, for another module than the one that trains, so that metrics
         and whatever else that one counts are left alone."""
         trainer = self._trainer
