@@ -26,7 +26,7 @@ class Partition(nn.Module):
 
     sigma: Tensor
     sizes: Tensor
-    _whole_owners: Tensor
+    _owners: Tensor
 
     def __init__(
         self,
@@ -50,8 +50,9 @@ class Partition(nn.Module):
                 sizes.index_add_(0, owner.flatten(), torch.full_like(owner.flatten(), share))
         self.register_buffer("sigma", sigma)
         self.register_buffer("sizes", sizes, persistent=False)
-        whole = torch.tensor(list(self._whole.values()), dtype=torch.long, device="cpu")
-        self.register_buffer("_whole_owners", whole, persistent=False)
+        # Beside the sums, so that none has to be sent there at each update; of labelled parameters it is not asked.
+        places = torch.tensor([self._whole.get(i, 0) for i in range(len(owners))], dtype=torch.long, device="cpu")
+        self.register_buffer("_owners", places, persistent=False)
 
     @classmethod
     def of(cls, model: nn.Module, grouping: str | Grouping) -> Partition:
@@ -112,28 +113,26 @@ class Partition(nn.Module):
         """Add to `total`, behind each sigma, the squared deviations of some parameters, by their places here. Where the
         parameters, which `like` shows, are sharded, deviations are those of the part that is here, and sums are over
         all."""
-        by_holders: dict[tuple[Any, ...], list[int]] = {}
-        for n, p in enumerate(like):
-            by_holders.setdefault(holders(p), []).append(n)
-        for groups, chosen in by_holders.items():
+        by_holders: dict[tuple[Any, ...], list[tuple[int, Tensor, Tensor]]] = {}
+        for i, deviation, p in zip(which, deviations, like, strict=True):
+            by_holders.setdefault(holders(p), []).append((i, wide(deviation), p))
+        for groups, here in by_holders.items():
             part = torch.zeros_like(total) if groups else total
-            self._add_here_(part, {which[n]: (deviations[n], like[n]) for n in chosen})
+            self._add_here_(part, here)
             if groups:
                 total += summed(part, groups)
 
-    def _add_here_(self, total: Tensor, deviations: Mapping[int, tuple[Tensor, Tensor]]) -> None:
-        if whole := [i for i in deviations if i in self._whole]:
-            norms = torch._foreach_norm([wide(deviations[i][0]) for i in whole])
-            if any(n.dtype != total.dtype or n.device != total.device for n in norms):
-                norms = tuple(n.to(total) for n in norms)
-            owners = self._whole_owners
-            if len(whole) < len(owners):
-                owners = torch.tensor([self._whole[i] for i in whole], device=total.device)
-            total.index_add_(0, owners, torch.stack(norms).square_())
-        for i, (deviation, p) in deviations.items():
+    def _add_here_(self, total: Tensor, parameters: Sequence[tuple[int, Tensor, Tensor]]) -> None:
+        if whole := [(i, deviation) for i, deviation, _ in parameters if i in self._whole]:
+            norms = torch._foreach_norm([deviation for _, deviation in whole])
+            owners = (
+                self._owners if len(whole) == len(self._owners) else torch.stack([self._owners[i] for i, _ in whole])
+            )
+            total.index_add_(0, owners, torch.stack([n.to(total) for n in norms]).square_())
+        for i, deviation, p in parameters:
             if i not in self._whole:
                 labels = cut(self._labels(i, total), p)
-                squares = wide(deviation).square().sum_to_size(labels.shape)
+                squares = deviation.square().sum_to_size(labels.shape)
                 total.index_add_(0, labels.flatten(), squares.flatten().to(total))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Partition:
