@@ -142,7 +142,7 @@ class Twins(nn.Module):
         flat = [w for twin in weights for w in twin]
         self._spare = room_for(flat, self._spare)
         with Noisy(self, self._owners, flat, self._spare) as self._block:
-            with torch.no_grad():  # w + sigma * e, in the place of w
+            with torch.no_grad():  # line 6: w + sigma * e, in the place of w
                 here = [list(map(local, twin)) for twin in weights]
                 fill_copies_(here, self._next_seed("draws", *ranks.own()), generator)
                 noise = [e for twin in here for e in twin]
@@ -156,7 +156,7 @@ class Twins(nn.Module):
         """Sigma from how far the copies stand apart (line 10). Call it after each `optimizer.step()`."""
         self._refuse_inside("update()")
         self._counts["updates"] += 1
-        torch.sqrt(self._variance(), out=self.partition.sigma)
+        torch.sqrt(self._variance(), out=self.partition.sigma)  # line 10
         if not math.isfinite(self.partition.sigma.sum().item()):
             group = next(name for name, sigma in self.sigma.items() if not math.isfinite(sigma.sum().item()))
             raise FloatingPointError(
@@ -165,7 +165,7 @@ class Twins(nn.Module):
             )
 
     def _variance(self) -> Tensor:
-        """Sigma squared, from the weights as they are."""
+        """sum_b ||w_b - mean||^2 / ((B - 1) D_l), from the weights as they are."""
         weights = self._weights()
         return variance(self.partition, len(weights), [(range(len(weights[0])), weights)])
 
@@ -190,7 +190,7 @@ class Twins(nn.Module):
             if mode == "centered":
                 noise -= noise.mean(0)
             for w, e in zip(copies, noise, strict=True):
-                local(w).copy_(e[window(w)].mul_(sigma).add_(center))
+                local(w).copy_(e[window(w)].mul_(sigma).add_(center))  # line 13: mean + sigma * e
 
     def estimate(self, model: nn.Module | None = None) -> Estimate:
         """What you keep and ship: the mean of the copies and sigma. The copies go on as they are. Of sharded twins each
@@ -242,10 +242,10 @@ class Twins(nn.Module):
     def _inside(self) -> bool:
         return self._block is not None and self._block.inside
 
-    def _refuse_inside(self, call: str) -> None:
+    def _refuse_inside(self, what: str) -> None:
         if self._inside:
             raise RuntimeError(
-                f"{call} was called inside sampled(), where the weights are noisy: leave the block first."
+                f"{what} was called inside sampled(), where the weights are noisy: leave the block first."
             )
 
     def _apply(self, fn: Any, recurse: bool = True) -> Twins:
