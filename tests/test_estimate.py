@@ -352,7 +352,7 @@ def test_it_says_what_calibration_found() -> None:
     [
         ({"samples": 1}, "samples must be 0, for the mean model, or at least 2"),
         ({"samples": -2}, "samples must be 0"),
-        ({"task": "ranking"}, "unknown task 'ranking': use 'classification', 'regression', 'gaussian'"),
+        ({"task": "ranking"}, 'unknown task \'ranking\': use "classification", "regression" or "gaussian"'),
         ({"task": "gaussian"}, r"gaussian needs a mean and a log-variance .* shape \(23, 3\)"),
         ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
         ({"x": (X, X[:3])}, r"x must be a tensor, .* found \[3, 23\]"),

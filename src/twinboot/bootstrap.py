@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal, SupportsIndex, get_args
 
 import numpy as np
 import torch
@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from . import seeds
+from .options import require_one_of, require_whole
 
 Kind = Literal["multinomial", "poisson", "bayesian"]
+KINDS = get_args(Kind)
 UNSEEN = math.exp(-2)  # the share of many samples that neither of two twins sees, (1 - 1/n)^(2n)
-KINDS = ("multinomial", "poisson", "bayesian")
 
 
 class Bootstrap:
@@ -56,11 +57,9 @@ class Bootstrap:
         block: int | None = None,
     ) -> None:
         self.n = _checked_size(n)
-        if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 2:
-            hint = "; the kind goes by name: kind='poisson'" if isinstance(replicas, str) else ""
-            raise ValueError(f"replicas must be a whole number of at least 2, not {replicas!r}{hint}.")
-        if kind not in KINDS:
-            raise ValueError(f'unknown kind {kind!r}: use "multinomial", "poisson" or "bayesian".')
+        hint = "; the kind goes by name: kind='poisson'" if isinstance(replicas, str) else ""
+        require_whole("replicas", replicas, 2, hint)
+        require_one_of(KINDS, "kind", kind)
         self.replicas, self.seed, self.kind = replicas, seeds.checked(seed), kind
         stratum = _codes("strata", strata, self.n)
         cluster = _codes("clusters", clusters, self.n)

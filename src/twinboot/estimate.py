@@ -19,6 +19,7 @@ from .batchnorm import fresh_statistics, layers
 from .calling import call, called, chunks_of, evaluating, first_tensor
 from .devices import moved
 from .noise import normals
+from .options import require_one_of
 from .partition import Partition
 from .prediction import TASKS, Moments, Prediction, Task, combine
 from .replicate import Places, mean, overwrite_, replicate, wide
@@ -111,8 +112,7 @@ class Estimate(nn.Module):
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 0 or samples == 1:
             raise ValueError(f"samples must be 0, for the mean model, or at least 2, for a spread, not {samples!r}.")
         task = task or self.task
-        if task not in TASKS:
-            raise ValueError(f"unknown task {task!r}: use {', '.join(map(repr, TASKS))}.")
+        require_one_of(TASKS, "task", task)
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size!r}.")
         scale = self.scale if scale is None else scale

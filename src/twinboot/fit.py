@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,7 +27,7 @@ from .bootstrap import Bootstrap
 from .checkpoints import Checkpoints
 from .estimate import Estimate
 from .groups import Grouping
-from .loader import PairedLoader, require_map_style
+from .loader import PairedLoader, Resample, require_map_style
 from .logs import open_log, show, show_finished
 from .options import require_known
 from .replicate import Places
@@ -67,9 +67,9 @@ def fit(
     batch_size: int = 64,
     groups: str | Grouping = "layer",
     reset: Callable[[int], bool] | None = None,
-    mode: Literal["sample", "mean", "centered"] = "sample",
+    mode: resets.Mode = "sample",
     noise: float = 1.0,
-    resample: Literal["draws", "counts"] = "counts",
+    resample: Resample = "counts",
     average: float = POWER,
     bootstrap: Bootstrap | None = None,
     seed: int = 0,

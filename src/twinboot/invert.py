@@ -39,7 +39,7 @@ def invert(
     optimizer: optimizers.Make | None = None,
     decay: float = 0.999,
     reset: Callable[[int], bool] | None = None,
-    mode: Literal["sample", "mean", "centered"] = "centered",
+    mode: resets.Mode = "centered",
     noise: float = 1.0,
     batch_size: int | None = None,
     stop: Literal["unseen"] | None = "unseen",

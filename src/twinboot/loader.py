@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal, SupportsIndex, get_args
 
 import torch
 from torch import Tensor
@@ -13,10 +13,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from . import ranks, seeds
 from .bootstrap import Bootstrap
-from .options import require_known
+from .options import require_known, require_one_of, require_whole
 from .randomness import seeded
 from .states import require_same
 
+Resample = Literal["draws", "counts"]
 WEIGHT = "weight"  # the key of the counts in batches that are mappings
 Job = tuple[int, list[Tensor]]  # the seed of a step and the indices of each twin's batch
 
@@ -60,7 +61,7 @@ class PairedLoader:
         dataset: Dataset[Any],
         bootstrap: Bootstrap,
         batch_size: int,
-        resample: Literal["draws", "counts"] = "draws",
+        resample: Resample = "draws",
         *,
         shuffle: bool = True,
         drop_last: bool = False,
@@ -290,10 +291,8 @@ def _check(dataset: Any, bootstrap: Bootstrap, batch_size: int, resample: str, o
         raise ValueError("the dataset is empty: there is nothing to draw from.")
     if len(dataset) != bootstrap.n:
         raise ValueError(f"the dataset has {len(dataset)} samples, but the bootstrap draws from {bootstrap.n}.")
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise ValueError(f"batch_size must be a whole number of at least 1, not {batch_size!r}.")
-    if resample not in ("draws", "counts"):
-        raise ValueError(f'unknown resample {resample!r}: use "draws" or "counts".')
+    require_whole("batch_size", batch_size, 1)
+    require_one_of(get_args(Resample), "resample", resample)
     for option in ("sampler", "batch_sampler", "generator", "in_order"):
         if option in options:
             raise TypeError(f"{option} cannot be given: the bootstrap and the seed decide which sample comes when.")

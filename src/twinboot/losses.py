@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .prediction import Task
+
 Loss = Callable[[Tensor, Tensor], Tensor]
-Name = Literal["classification", "regression", "gaussian"]
+Name = Task
 
 
 def named(loss: Name | Loss) -> Loss:

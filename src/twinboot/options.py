@@ -1,10 +1,10 @@
-"""Options that are passed on: a name that nobody takes is refused, with the one that may have been meant."""
+"""What is refused in one sentence wherever it is given: options that nobody takes, and values that cannot be."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 
@@ -15,6 +15,17 @@ def require_known(options: Iterable[str], asked: Callable[..., Any], *others: Ca
     for name in options:
         if name not in known:
             raise TypeError(f"{asked.__name__} has no option {name!r}{meant(name, known)}")
+
+
+def require_one_of(known: Sequence[str], what: str, value: object) -> None:
+    if value not in known:
+        *others, last = (f'"{name}"' for name in known)
+        raise ValueError(f"unknown {what} {value!r}: use {', '.join(others)} or {last}.")
+
+
+def require_whole(name: str, value: object, least: int, hint: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}{hint}.")
 
 
 def meant(word: str, known: Iterable[str]) -> str:

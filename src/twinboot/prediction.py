@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 Task = Literal["classification", "regression", "gaussian"]
-TASKS = ("classification", "regression", "gaussian")
+TASKS = get_args(Task)
 
 
 @dataclass(frozen=True, repr=False)

@@ -13,14 +13,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, get_args
 
-MODES = ("sample", "mean", "centered")  # of what a reset does, `Twins.reset`
+from .options import require_one_of
+
+Mode = Literal["sample", "mean", "centered"]  # of what a reset does, `Twins.reset`
+MODES = get_args(Mode)
 
 
 def require_mode(mode: str) -> None:
-    if mode not in MODES:
-        raise ValueError(f'unknown reset mode {mode!r}: use "sample", "mean" or "centered".')
+    require_one_of(MODES, "reset mode", mode)
 
 
 class Schedule(Protocol):

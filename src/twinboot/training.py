@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from .devices import moved, usable
 from .estimate import Estimate
 from .groups import Grouping
 from .judging import ENOUGH, Judge
-from .loader import PairedLoader
+from .loader import PairedLoader, Resample
 from .prediction import Task
 from .randomness import alone, own_randomness
 from .twins import Twins
@@ -33,7 +33,7 @@ class Training:
         *,
         batch_size: int,
         groups: str | Grouping,
-        resample: Literal["draws", "counts"],
+        resample: Resample,
         bootstrap: Bootstrap | None,
         seed: int,
         noise: float = 1.0,

@@ -23,7 +23,7 @@ import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, Self, SupportsIndex
+from typing import Any, Self, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +33,10 @@ from .calling import call
 from .estimate import Estimate
 from .groups import Grouping
 from .noise import Noisy, fill_copies_, normals, room_for
+from .options import require_whole
 from .partition import Partition
 from .replicate import Places, mean, replicate
-from .resets import require_mode
+from .resets import Mode, require_mode
 from .sharding import local, reshard, window
 from .spread import variance
 from .states import pack, require_same, unpack
@@ -93,8 +94,7 @@ class Twins(nn.Module):
             )
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}.")
-        if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 2:
-            raise ValueError(f"replicas must be a whole number of at least 2, not {replicas!r}.")
+        require_whole("replicas", replicas, 2)
         # Line 3 before line 1: the partition knows which weights are trained, and refuses wrong groups before any copy.
         self.partition = Partition.of(model, groups)  # line 3: it holds sigma, which is 0
         self._hold(model, replicas)  # line 1: all copies begin with the model's weights
@@ -170,9 +170,7 @@ class Twins(nn.Module):
         return variance(self.partition, len(weights), [(range(len(weights[0])), weights)])
 
     @torch.no_grad()
-    def reset(
-        self, mode: Literal["sample", "mean", "centered"] = "sample", generator: torch.Generator | None = None
-    ) -> None:
+    def reset(self, mode: Mode = "sample", generator: torch.Generator | None = None) -> None:
         """Bring the copies together again around their mean (line 13). The data of each copy stay the same.
 
         `"sample"`: all copies independently from N(mean, sigma^2), as in the paper. `"mean"`: all at the mean.

@@ -22,6 +22,7 @@ from ..fit import fit
 from ..groups import Grouping
 from ..prediction import Prediction, Task
 from ..randomness import seeded
+from ..resets import Mode
 from ..seeds import derive
 from .rows import Rows, Shares, moments, ordered, shared
 
@@ -45,7 +46,7 @@ class TwinBoot(BaseEstimator):  # type: ignore[misc]
         batch_size: int | Literal["auto"] = "auto",
         learning_rate: float = 0.01,
         groups: str | Grouping = "unit",
-        mode: Literal["sample", "mean", "centered"] = "centered",
+        mode: Mode = "centered",
         samples: int = 32,
         random_state: int | np.random.RandomState | None = None,
         verbose: bool = False,

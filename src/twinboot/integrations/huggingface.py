@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -105,7 +105,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         *,
         groups: str | Grouping = "layer",
         reset: Callable[[int], bool] | None = None,
-        mode: Literal["sample", "mean", "centered"] = "centered",
+        mode: resets.Mode = "centered",
         bootstrap: Bootstrap | None = None,
         **options: Any,
     ) -> None:

@@ -33,7 +33,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -51,7 +51,7 @@ from .. import ranks, resets
 from ..bootstrap import Bootstrap
 from ..groups import Grouping
 from ..judging import Judge
-from ..loader import PairedLoader, require_map_style
+from ..loader import PairedLoader, Resample, require_map_style
 from ..randomness import own_randomness
 from ..replicate import replicate
 from ..twins import Twins
@@ -107,8 +107,8 @@ class TwinModule(Mean):
         batch_size: int = 64,
         groups: str | Grouping = "layer",
         reset: Callable[[int], bool] | None = None,
-        mode: Literal["sample", "mean", "centered"] = "sample",
-        resample: Literal["draws", "counts"] = "draws",
+        mode: resets.Mode = "sample",
+        resample: Resample = "draws",
         loss: Loss | None = None,
         bootstrap: Bootstrap | None = None,
         seed: int = 0,
