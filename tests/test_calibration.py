@@ -104,7 +104,10 @@ def test_a_file_keeps_the_calibration(tmp_path: Path) -> None:
         (TensorDataset(torch.zeros(5, 4)), "tuples of an input and a label"),
         (TensorDataset(torch.zeros(0, 4), torch.zeros(0).long()), "the dataset is empty"),
         (TensorDataset(torch.zeros(5, 4), torch.zeros(5)), "calibrate is for classification"),
-        (TensorDataset(torch.zeros(5, 4), torch.full((5,), 3)), "labels must lie between 0 and 2"),
+        (
+            TensorDataset(torch.zeros(5, 4), torch.full((5,), 3)),
+            "label 3 is out of range: the model has 3 classes, 0 to 2",
+        ),
     ],
 )
 def test_what_cannot_be_calibrated_is_refused(data: TensorDataset, said: str) -> None:

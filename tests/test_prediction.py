@@ -91,7 +91,7 @@ def test_labels_out_of_range_get_a_sentence() -> None:
         prediction.nll(torch.tensor([0, 3]))
     with pytest.raises(ValueError, match="label -1 is out of range"):
         prediction.nll(torch.tensor([0, -1]))
-    with pytest.raises(ValueError, match=r"the labels have shape \(3,\), but the prediction needs \(2,\)"):
+    with pytest.raises(ValueError, match=r"the labels have shape \(3,\), but the model's output needs \(2,\)"):
         prediction.nll(torch.tensor([0, 1, 2]))
     with pytest.raises(TypeError, match=r"labels must be integers, not torch.float32"):
         prediction.nll(torch.tensor([0.0, 1.0]))

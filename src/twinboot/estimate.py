@@ -21,7 +21,7 @@ from .devices import moved
 from .noise import normals
 from .options import require_one_of
 from .partition import Partition
-from .prediction import TASKS, Moments, Prediction, Task, combine
+from .prediction import TASKS, Moments, Prediction, Task, checked_labels, combine
 from .replicate import Places, mean, overwrite_, replicate, wide
 from .seeds import derive
 from .sharding import refuse_copy, whole
@@ -198,10 +198,8 @@ class Estimate(nn.Module):
             return torch.stack(drawn)
 
         with torch.no_grad(), evaluating(self.module):
-            classes = logits(0.0).shape[2]
-            if bool(((labels < 0) | (labels >= classes)).any()):
-                raise ValueError(f"labels must lie between 0 and {classes - 1}, as the model has {classes} classes.")
-            self.temperature, self.scale, loss = calibration.best(logits, labels.long())
+            labels = checked_labels(labels, logits(0.0)[0])
+            self.temperature, self.scale, loss = calibration.best(logits, labels)
         if self.scale == 0:
             warnings.warn(
                 "these samples are predicted best without weight noise, so that the draws of `predict` are now all the "

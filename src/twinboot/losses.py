@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .prediction import Task
+from .prediction import Task, checked_labels
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Name = Task
@@ -32,17 +32,7 @@ def classification(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross entropy; logits have the classes along dimension 1."""
     if logits.ndim < 2:
         raise ValueError(f"classification needs logits [samples, classes], but the model gives {tuple(logits.shape)}.")
-    if labels.is_floating_point():
-        raise TypeError(f"labels must be integers, not {labels.dtype}.")
-    if labels.shape != (needed := logits.shape[:1] + logits.shape[2:]):
-        raise ValueError(f"the labels have shape {_shape(labels)}, but the model's logits need {tuple(needed)}.")
-    wrong = labels[(labels < 0) | (labels >= logits.shape[1])]
-    if wrong.numel():
-        classes = logits.shape[1]
-        has = f"has {classes} classes, 0 to {classes - 1}"
-        one = "has one output; use two outputs (logits) for two classes"
-        raise ValueError(f"label {int(wrong[0])} is out of range: the model {has if classes > 1 else one}.")
-    values = F.cross_entropy(logits, labels.long(), reduction="none")
+    values = F.cross_entropy(logits, checked_labels(labels, logits), reduction="none")
     return values.reshape(len(values), -1).mean(1)
 
 

@@ -89,7 +89,7 @@ class Prediction:
         """Negative log-likelihood of each target: of labels under `probs`, of values under N(mean, std^2 + noise^2),
         with the `noise` of `interval`."""
         if self.task == "classification":
-            labels = self._valid_labels(target).unsqueeze(1)
+            labels = checked_labels(target, self.probs).unsqueeze(1)
             chosen = self.probs.gather(1, labels).squeeze(1)
             return -chosen.clamp(min=torch.finfo(chosen.dtype).tiny).log()
         if target.shape != self.mean.shape:
@@ -99,23 +99,24 @@ class Prediction:
             raise ValueError("a prediction without spread has no likelihood: give the standard deviation of the noise.")
         return 0.5 * ((target - self.mean) ** 2 / variance + variance.log() + math.log(2 * math.pi))
 
-    def _valid_labels(self, target: Tensor) -> Tensor:
-        classes = self.probs.shape[1]
-        needed = self.probs.shape[:1] + self.probs.shape[2:]
-        if target.shape != needed:
-            raise ValueError(f"the labels have shape {tuple(target.shape)}, but the prediction needs {tuple(needed)}.")
-        if target.is_floating_point():
-            raise TypeError(f"labels must be integers, not {target.dtype}.")
-        wrong = target[(target < 0) | (target >= classes)]
-        if wrong.numel():
-            raise ValueError(
-                f"label {int(wrong[0])} is out of range: the model has {classes} classes, 0 to {classes - 1}."
-            )
-        return target.long()
-
     def _only(self, task: Task, name: str) -> None:
         if self.task != task:
             raise AttributeError(f'{name} is for task="{task}", but this prediction was made with task="{self.task}".')
+
+
+def checked_labels(labels: Tensor, output: Tensor) -> Tensor:
+    """Labels for a model's output, whose classes lie along dimension 1."""
+    if labels.is_floating_point():
+        raise TypeError(f"labels must be integers, not {labels.dtype}.")
+    if labels.shape != (needed := output.shape[:1] + output.shape[2:]):
+        raise ValueError(f"the labels have shape {tuple(labels.shape)}, but the model's output needs {tuple(needed)}.")
+    classes = output.shape[1]
+    wrong = labels[(labels < 0) | (labels >= classes)]
+    if wrong.numel():
+        has = f"has {classes} classes, 0 to {classes - 1}"
+        one = "has one output; use two outputs (logits) for two classes"
+        raise ValueError(f"label {int(wrong[0])} is out of range: the model {has if classes > 1 else one}.")
+    return labels.long()
 
 
 def _told(values: Tensor) -> str:
