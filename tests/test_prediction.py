@@ -103,7 +103,7 @@ def test_what_belongs_to_the_other_task_gets_a_sentence() -> None:
         with pytest.raises(AttributeError, match='is for task="classification", but this prediction was made with'):
             getattr(regression, name)
     classification = Prediction("classification", torch.ones(2, 2) / 2, torch.zeros(2, 2), torch.zeros(2))
-    with pytest.raises(AttributeError, match=r'interval\(\) is for task="regression"'):
+    with pytest.raises(AttributeError, match=r'interval\(\) is for task="regression" or task="gaussian", but this'):
         classification.interval()
     with pytest.raises(ValueError, match=r"level must lie between 0 and 1, such as 0.95, not 95"):
         regression.interval(95)

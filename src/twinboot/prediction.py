@@ -43,7 +43,7 @@ class Prediction:
     @property
     def probs(self) -> Tensor:
         """Class probabilities, averaged over the draws."""
-        self._only("classification", "probs")
+        self._only("probs", "classification")
         return self.mean
 
     @property
@@ -59,7 +59,7 @@ class Prediction:
     @property
     def expected_entropy(self) -> Tensor:
         """The mean of the draws' own entropies: the doubt that would remain if the weights were known."""
-        self._only("classification", "expected_entropy")
+        self._only("expected_entropy", "classification")
         assert self.own_entropy is not None
         return self.own_entropy
 
@@ -75,8 +75,7 @@ class Prediction:
         deviation of the measurement `noise` to get the interval of a new measurement; by default it is the one that the
         model predicts, or 0. A normal quantile is used because a few dozen draws have no 97.5 % quantile of their own.
         """
-        if self.task == "classification":
-            self._only("regression", "interval()")
+        self._only("interval()", "regression", "gaussian")
         half = half_width(level) * self._variance(noise) ** 0.5
         return self.mean - half, self.mean + half
 
@@ -99,9 +98,10 @@ class Prediction:
             raise ValueError("a prediction without spread has no likelihood: give the standard deviation of the noise.")
         return 0.5 * ((target - self.mean) ** 2 / variance + variance.log() + math.log(2 * math.pi))
 
-    def _only(self, task: Task, name: str) -> None:
-        if self.task != task:
-            raise AttributeError(f'{name} is for task="{task}", but this prediction was made with task="{self.task}".')
+    def _only(self, name: str, *tasks: Task) -> None:
+        if self.task not in tasks:
+            known = " or ".join(f'task="{task}"' for task in tasks)
+            raise AttributeError(f'{name} is for {known}, but this prediction was made with task="{self.task}".')
 
 
 def checked_labels(labels: Tensor, output: Tensor) -> Tensor:
