@@ -333,6 +333,7 @@ class Stream(IterableDataset[int]):
             "bootstrap must be a Bootstrap, such as",
         ),
         ({1, 2}, 5, {}, TypeError, "the dataset must be map-style"),
+        ((torch.zeros(5, 2), torch.zeros(5)), 5, {}, TypeError, r"a tuple of arrays: use TensorDataset\(X, Y\)"),
     ],
 )
 def test_bad_input_gets_a_sentence(

@@ -129,8 +129,6 @@ def fit(
         raise ValueError(f"epochs and patience must be at least 1, not {epochs} and {patience}.")
     _check_options(options)
     require_map_style(dataset)
-    if isinstance(dataset, (tuple, list)) and 0 < len(dataset) < 4 and all(hasattr(part, "shape") for part in dataset):
-        raise TypeError(f"the dataset is a {type(dataset).__name__} of arrays: use TensorDataset(X, Y), of tensors.")
     resets.require_mode(mode)
     if not 0 <= noise < math.inf:
         raise ValueError(f"noise must be a number of at least 0, not {noise}.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from operator import itemgetter
 from typing import Any, Literal, SupportsIndex, get_args
 
 import torch
@@ -107,7 +108,7 @@ class PairedLoader:
         return DataLoader(
             self._fetch,
             batch_sampler=_Jobs(self),
-            collate_fn=_only,
+            collate_fn=itemgetter(0),
             generator=torch.Generator(torch.get_default_device()).manual_seed(seeds.derive(self.seed, "workers")),
             **options,
         )
@@ -250,16 +251,13 @@ def _with_weight(batch: Any, weight: Tensor) -> Any:
     )
 
 
-def _only(steps: list[Any]) -> Any:
-    [step] = steps
-    return step
-
-
 def require_map_style(dataset: Any) -> None:
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise TypeError(
             "the dataset must be map-style, with len() and indexing: a bootstrap needs to reach each sample."
         )
+    if isinstance(dataset, (tuple, list)) and 0 < len(dataset) < 4 and all(hasattr(part, "shape") for part in dataset):
+        raise TypeError(f"the dataset is a {type(dataset).__name__} of arrays: use TensorDataset(X, Y), of tensors.")
 
 
 def _checked_share(share: tuple[int, int]) -> tuple[int, int]:
