@@ -126,6 +126,8 @@ def parse(arguments: list[str], experiments: Mapping[str, Any]) -> RunExperiment
 
 def _one_line(box: str, command: str | None) -> str:
     """What tyro says in a box of several sections, as one line: what is wrong, and what may have been meant."""
+    # The text is the only public form of tyro's errors. Newer versions have objects of them in `tyro._errors`, which by
+    # its own words may change or go with any release.
     sections = re.split(r"[─-]{3,}", re.sub(r"[╭╮╰╯│]", " ", box))  # drawn with dashes where there is no UTF-8
     _, wrong, *others = (" ".join(section.split()).rstrip(".") for section in sections)
     wrong = re.sub(r"Error parsing (.*): no type matching (.*) could .*? from (.*?\]).*", r"\1 takes \2, not \3", wrong)
