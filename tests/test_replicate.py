@@ -1,6 +1,10 @@
+from pathlib import Path
+
+import pytest
 import torch
 from torch import nn
 
+from twinboot import Estimate, Twins
 from twinboot.replicate import Places, mean, replicate
 
 
@@ -33,3 +37,33 @@ def test_the_mean_of_equal_tensors_is_exactly_their_value() -> None:
     assert torch.equal(mean([t] * 3), t)
     half = [torch.tensor([1.0], dtype=torch.float16), torch.tensor([1.0009765625], dtype=torch.float16)]
     assert mean(half).item() == 1.00048828125  # between two neighbours of half precision
+
+
+class Masked(nn.Linear):
+    """A buffer of which several entries are one in memory, and one that is sparse."""
+
+    def __init__(self, value: float) -> None:
+        super().__init__(3, 1)
+        self.register_buffer("mask", torch.full((2, 1, 3), value).expand(2, 4, 3))
+        self.register_buffer("links", torch.eye(2).to_sparse(), persistent=False)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_buffers_that_were_expanded_can_be_loaded_into_copies(stacked: bool, tmp_path: Path) -> None:
+    saved, twins = (Twins(Masked(value), stacked=stacked) for value in (2.0, 1.0))
+    twins.load_state_dict(saved.state_dict())
+    saved.estimate().save(tmp_path / "estimate")
+    for estimate in (twins.estimate(), Estimate.load(tmp_path / "estimate", Masked(1.0))):
+        assert torch.equal(estimate.module.get_buffer("mask"), torch.full((2, 4, 3), 2.0))
+        assert estimate.module.get_buffer("links").is_sparse
+
+
+def test_only_buffers_that_were_expanded_are_laid_out_anew() -> None:
+    model = nn.Module()
+    model.register_buffer("mask", torch.zeros(1, 3).expand(2, 3))
+    model.register_buffer("image", torch.zeros(1, 2, 3, 3).to(memory_format=torch.channels_last))
+    first, second = replicate(model, 2)
+    assert first.mask.is_contiguous()
+    assert first.mask.data_ptr() != second.mask.data_ptr()
+    assert first.image.stride() == model.image.stride()
+    assert model.mask.stride() == (0, 1)

@@ -33,7 +33,9 @@ def replicate(
             frozen[id(p)] = nn.Parameter(p.detach(), requires_grad=False) if type(p) is nn.Parameter else p
     made = []
     for _ in range(copies):
-        memo = {**frozen, **(replace or {})}
+        # Of a buffer that was expanded several entries are one in memory, into which no state could be loaded.
+        laid_out = {id(b): b.detach().contiguous() for b in model.buffers() if _expanded(b)}
+        memo = {**frozen, **laid_out, **(replace or {})}
         for module in model.modules():
             for value in vars(module).values():
                 # The weight that torch.nn.utils.weight_norm (the old, hook-based one) recomputes before each forward
@@ -54,11 +56,15 @@ class Places:
         return [module._parameters[name] for module, name in self._owners]  # type: ignore[misc]
 
 
+def _expanded(t: Tensor) -> list[int]:
+    """The dimensions along which all entries are one in memory."""
+    return [d for d in range(t.ndim) if t.shape[d] > 1 and t.layout is torch.strided and t.stride(d) == 0]
+
+
 def overwrite_(t: Tensor, value: Tensor) -> None:
     """Set a tensor to another of its shape; entries that share their memory, as in a buffer that was expanded, once."""
-    for d in range(t.ndim):
-        if t.stride(d) == 0 and t.shape[d] > 1:
-            t, value = t.narrow(d, 0, 1), value.narrow(d, 0, 1)
+    for d in _expanded(t):
+        t, value = t.narrow(d, 0, 1), value.narrow(d, 0, 1)
     t.copy_(value)
 
 
