@@ -68,15 +68,16 @@ def test_values_are_fitted_by_each_loss(loss: Any, tmp_path: Path) -> None:
     assert "accuracy" not in found.history
     out = found.estimate(x)[:, 0]
     assert (out - data.tensors[1]).square().mean() < 0.1 * data.tensors[1].var()
-    if isinstance(loss, str):  # and predicted, without being asked for by name
-        found.estimate.save(tmp_path / "estimate")
-        for estimate in (
-            found.estimate,
-            Estimate.load(tmp_path / "estimate", model),
-        ):
+    found.estimate.save(tmp_path / "estimate")
+    for estimate in (found.estimate, Estimate.load(tmp_path / "estimate", model)):
+        if isinstance(loss, str):  # and predicted, without being asked for by name
             prediction = estimate.predict(x, 4)
             assert prediction.task == loss
-            assert prediction.mean.shape == (300, 1)
+        else:
+            with pytest.raises(ValueError, match='give task="classification", "regression" or "gaussian"'):
+                estimate.predict(x, 4)
+            prediction = estimate.predict(x, 4, "regression")
+        assert prediction.mean.shape == (300, 1)
 
 
 def test_an_epoch_has_as_many_steps_with_counts_as_with_draws() -> None:

@@ -19,7 +19,7 @@ from .batchnorm import fresh_statistics, layers
 from .calling import call, called, chunks_of, evaluating, first_tensor
 from .devices import moved
 from .noise import normals
-from .options import require_one_of
+from .options import one_of, require_one_of
 from .partition import Partition
 from .prediction import TASKS, Moments, Prediction, Task, checked_labels, combine
 from .replicate import Places, mean, overwrite_, replicate, wide
@@ -43,7 +43,8 @@ class Estimate(nn.Module):
         self.module = module
         self.partition = partition
         self.temperature = self.scale = 1.0  # of logits, and of sigma; `calibrate` finds better ones
-        self.task: Task = "classification"  # of `predict`, if it is not told another one; `fit` knows by its loss
+        # Of `predict`, if it is not told another one; `fit` knows by its loss, or has None by one of the user's own.
+        self.task: Task | None = "classification"
         self.eval()
 
     @classmethod
@@ -102,7 +103,7 @@ class Estimate(nn.Module):
             task: `"classification"`: the model gives logits along dimension 1, and probabilities are averaged over
                 the draws. `"regression"`: the model gives values. `"gaussian"`: along the last dimension it gives
                 values, then the logarithms of their variances. All may be the `logits` of what it gives. By default
-                the estimate's own `task`: what `fit` was for, else classification.
+                the estimate's own `task`: what `fit` was for, unless by a loss of your own, else classification.
             batch_size: inputs at a time. Memory beyond the result does not grow with the number of inputs.
             scale: factor on sigma; by default that of `calibrate`, or 1.
             seed: the same seed gives the same draws.
@@ -112,6 +113,8 @@ class Estimate(nn.Module):
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 0 or samples == 1:
             raise ValueError(f"samples must be 0, for the mean model, or at least 2, for a spread, not {samples!r}.")
         task = task or self.task
+        if task is None:
+            raise ValueError(f"a loss of your own does not tell what the model predicts: give task={one_of(TASKS)}.")
         require_one_of(TASKS, "task", task)
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size!r}.")

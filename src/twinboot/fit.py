@@ -92,7 +92,8 @@ def fit(
         model: any module. It is called with all elements of a batch but the last, which is the target.
         dataset: map-style; a sample is (input, target), or (input, ..., target).
         loss: `"classification"` (logits and labels), `"regression"` (squared error), `"gaussian"` (a mean and the
-            logarithm of a variance for each value), or a function of (output, target) with one value per sample.
+            logarithm of a variance for each value), or a function of (output, target) with one value per sample, after
+            which `predict` has to be told its `task`.
         optimizer: a function that makes one for parameters; by default Adam at 0.001.
         scheduler: a function that makes one for the optimizer; it steps after each epoch.
         epochs: at most so many passes over the twins' samples.

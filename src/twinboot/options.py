@@ -17,10 +17,18 @@ def require_known(options: Iterable[str], asked: Callable[..., Any], *others: Ca
             raise TypeError(f"{asked.__name__} has no option {name!r}{meant(name, known)}")
 
 
+def one_of(names: Sequence[str]) -> str:
+    """
+    >>> print(one_of(["a", "b", "c"]))
+    "a", "b" or "c"
+    """
+    *others, last = (f'"{name}"' for name in names)
+    return f"{', '.join(others)} or {last}"
+
+
 def require_one_of(known: Sequence[str], what: str, value: object) -> None:
     if value not in known:
-        *others, last = (f'"{name}"' for name in known)
-        raise ValueError(f"unknown {what} {value!r}: use {', '.join(others)} or {last}.")
+        raise ValueError(f"unknown {what} {value!r}: use {one_of(known)}.")
 
 
 def require_whole(name: str, value: object, least: int, hint: str = "") -> None:

@@ -42,7 +42,7 @@ class Training:
         **options: Any,
     ) -> None:
         self.loss, self.classifies = losses.named(loss), loss == "classification"
-        self.task: Task = loss if isinstance(loss, str) else "classification"
+        self.task: Task | None = loss if isinstance(loss, str) else None
         self.twins = Twins(model, bootstrap.replicas if bootstrap else 2, groups, seed)
         first = next(self.twins.parameters())
         self.device = usable(device) if device is not None else first.device
