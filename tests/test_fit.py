@@ -364,6 +364,8 @@ def test_autocast_trains_too() -> None:
         ({"num_worker": 1}, "fit has no option 'num_worker': did you mean 'num_workers'?"),
         ({"lr": 1e-3}, r"no option 'lr': give optimizer=lambda p: torch.optim.Adam\(p, lr=0.001\)"),
         ({"learning_rate": 0.1}, "no option 'learning_rate': give optimizer=lambda p"),
+        ({"share": (0, 1)}, "fit has no option 'share': it trains all twins on every rank"),
+        ({"share": (0, 1), "twin": 0}, "fit has no option '(share|twin)': it trains"),
         ({"reset": 1}, r"reset must be a schedule such as twinboot.resets.every\(1\), not 1"),
         ({"amp": "bf16"}, "amp must be a dtype such as torch.bfloat16, not 'bf16'"),
         ({"device": "cudaa"}, "the device 'cudaa' can't be used: "),

@@ -253,6 +253,8 @@ def _check_options(options: dict[str, Any]) -> None:
     for name in options.keys() & {"lr", "learning_rate"}:
         advice = f"give optimizer=lambda p: torch.optim.Adam(p, lr={options[name]})"
         raise TypeError(f"fit has no option {name!r}: {advice}.")
+    for name in options.keys() & {"share", "twin"}:  # of PairedLoader, for loops of one's own
+        raise TypeError(f"fit has no option {name!r}: it trains all twins on every rank, and divides batches itself.")
     require_known(options, fit, PairedLoader, DataLoader)
 
 
