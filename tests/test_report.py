@@ -17,7 +17,7 @@ from twinboot import cli, plots
 from twinboot.experiments import basins, estimates, fwi, gaussian, images, regimes, seismic, sweeps
 from twinboot.experiments.experiment import Verdict
 from twinboot.experiments.store import carry_out, load
-from twinboot.report import ORDER, _reasons, write_report
+from twinboot.report import ORDER, TITLE, _reasons, write_page, write_report
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
@@ -237,6 +237,22 @@ def test_page_names_the_runs_that_were_quick(page: Path, tmp_path: Path) -> None
     plots.save(lambda: toy.figure(run.config, run.tables), tmp_path / "quick" / "first")
     write_report([(run, tmp_path / "quick" / "first")], {"first": toy}, tmp_path / "quick")
     assert "not to be quoted: A toy &lt;experiment&gt; &amp; more." in (tmp_path / "quick/report.html").read_text()
+    docs = write_page([(run, tmp_path / "quick" / "first")], {"first": toy}, tmp_path / "docs" / "toys.md")
+    for place in (tmp_path / "quick/report.md", docs):
+        said = "> Made with `--quick`, from few seeds, so that their verdicts are not to be quoted: A toy"
+        assert place.read_text().startswith(f"# {TITLE}\n\n{said}")
+
+
+def test_both_kinds_of_page_name_the_runs_that_are_not_finished(page: Path, tmp_path: Path) -> None:
+    runs = [(load(tmp_path / "first", {"first": toy}), tmp_path / "first")]
+    unfinished = ["the run in a is not complete.", "the run in b is not complete."]
+    html = write_report(runs, {"first": toy}, tmp_path, unfinished=unfinished)
+    assert "<li>the run in b is not complete.</li>" in html.read_text()
+    docs = write_page(runs, {"first": toy}, tmp_path / "docs" / "toys.md", unfinished=unfinished)
+    for place in (html.with_suffix(".md"), docs):
+        said = "> Begun but not finished, and so not on this page:\n"
+        said += "> - the run in a is not complete.\n> - the run in b is not complete.\n\n- Claims"
+        assert said in place.read_text()
 
 
 def test_every_figure_of_the_docs_is_there() -> None:

@@ -127,9 +127,10 @@ def _report(command: Report) -> None:
         runs.append((run, place))
     if not runs:
         raise RunError(f"{command.directory} holds no finished run to report: {unfinished[0]}")
-    print(f"report: {write_report(runs, EXPERIMENTS, command.directory, command.title, command.about, unfinished)}")
+    words: Any = {"title": command.title, "about": command.about, "unfinished": unfinished}
+    print(f"report: {write_report(runs, EXPERIMENTS, command.directory, **words)}")
     if command.page is not None:
-        print(f"page: {write_page(runs, EXPERIMENTS, command.page, command.title, command.about, command.prefix)}")
+        print(f"page: {write_page(runs, EXPERIMENTS, command.page, prefix=command.prefix, **words)}")
 
 
 def _runs_in(directory: Path) -> list[Path]:

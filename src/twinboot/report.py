@@ -27,8 +27,6 @@ from .experiments.experiment import Experiment, Status, Verdict, command, label
 from .experiments.store import Run
 
 ORDER: tuple[Status, ...] = ("held", "partly", "not held", "undecided")
-
-
 TITLE = "What the paper claims, and what came out here"
 Runs = Sequence[tuple[Run, Path]]  # with the places of their figures
 
@@ -43,9 +41,8 @@ def write_report(
 ) -> Path:
     """`report.html` in the directory of the runs; its words also as `report.md`. `about` is a paragraph of your own,
     `unfinished` has a sentence for each run that was begun but not finished."""
-    content = _content(runs, experiments) | {"title": title, "about": about, "unfinished": unfinished}
-    for section, (_, place) in zip(content["sections"], runs, strict=True):
-        section["figure"] = (place / plots.FILES[0]).relative_to(directory).as_posix()
+    figures = [(place / plots.FILES[0]).relative_to(directory).as_posix() for _, place in runs]
+    content = _content(runs, experiments, figures, title, about, unfinished)
     _render("report.md", content, directory / "report.md")
     return _render("report.html", content, directory / "report.html")
 
@@ -57,15 +54,16 @@ def write_page(
     title: str = TITLE,
     about: str = "",
     prefix: str = "",
+    unfinished: Sequence[str] = (),
 ) -> Path:
     """The page DIR/NAME.md, and the figure of each run as DIR/figures/RUN.png, with the prefix before RUN."""
-    content = _content(runs, experiments) | {"title": title, "about": about}
+    names = [label(run.name, experiments[run.name], run.config) for run, _ in runs]
+    figures = [f"figures/{prefix}{name}.png" for name in names]
     (page.parent / "figures").mkdir(parents=True, exist_ok=True)
-    for section, (_, place) in zip(content["sections"], runs, strict=True):
-        section["figure"] = f"figures/{prefix}{section['name']}.png"
-        with replacing(page.parent / section["figure"]) as partial:
+    for figure, (_, place) in zip(figures, runs, strict=True):
+        with replacing(page.parent / figure) as partial:
             shutil.copyfile(place / plots.FILES[0], partial)
-    return _render("report.md", content, page)
+    return _render("report.md", _content(runs, experiments, figures, title, about, unfinished), page)
 
 
 def _render(template: str, content: Mapping[str, Any], path: Path) -> Path:
@@ -76,13 +74,27 @@ def _render(template: str, content: Mapping[str, Any], path: Path) -> Path:
     return path
 
 
-def _content(runs: Runs, experiments: Mapping[str, Experiment]) -> dict[str, Any]:
-    sections = [_section(run, place, experiments[run.name]) for run, place in runs]
+def _content(
+    runs: Runs,
+    experiments: Mapping[str, Experiment],
+    figures: Sequence[str],
+    title: str,
+    about: str,
+    unfinished: Sequence[str],
+) -> dict[str, Any]:
+    """What both pages show; `figures` has the address of each run's figure, for Markdown."""
+    sections = [
+        _section(run, place, experiments[run.name]) | {"figure": figure}
+        for (run, place), figure in zip(runs, figures, strict=True)
+    ]
     by = {
         whose: [verdict for section in sections for verdict in section["verdicts"] if verdict.ours == ours]
         for whose, ours in (("the paper", False), ("our own", True))
     }
     return {
+        "title": title,
+        "about": about,
+        "unfinished": unfinished,
         "sections": sections,
         "quick": [section["title"] for section in sections if "--quick" in section["command"].split()],
         "counts": [(whose, _count(own)) for whose, own in by.items() if own],
