@@ -16,7 +16,7 @@ from twinboot import metrics
 from twinboot.experiments import datasets, images
 from twinboot.experiments.contenders import METHODS
 from twinboot.experiments.experiment import UnavailableError, Verdict
-from twinboot.experiments.images import BASE, DRAWS, OURS, Config
+from twinboot.experiments.images import AS_LONG, BASE, DRAWS, OURS, OURS_MEAN, Config
 from twinboot.experiments.images_config import PRESETS
 from twinboot.experiments.images_run import chosen, parts
 from twinboot.experiments.store import Run, carry_out
@@ -309,3 +309,37 @@ def test_enough_seeds_of_the_papers_images_decide() -> None:
     gap, calibrated, *_ = images.verdicts(config, tables)
     assert calibrated.status == "held"
     assert gap.status != "undecided"
+
+
+def gap(tables: dict[str, pd.DataFrame], **gaps: float) -> Verdict:
+    """The verdict on the gap, with these gaps of rows, in four seeds of the paper's images."""
+    rows = tables["rows"]
+    for row, value in gaps.items():
+        rows.loc[rows["row"] == row, "gap"] = value
+    config = dataclasses.replace(SMALL, preset="cifar10-5k", seeds=4)
+    [found] = [verdict for verdict in images.verdicts(config, tables) if "gap" in verdict.claim]
+    return found
+
+
+@pytest.mark.parametrize(("ours", "status"), [(0.2, "held"), (0.5, "not held")])
+def test_the_gap_is_judged_by_itself_and_against_a_model_that_trained_as_long(ours: float, status: str) -> None:
+    """A model that is stopped early has a small gap and is right less often: neither decides."""
+    tables = repeated(2)
+    longest = tables["rows"][tables["rows"]["row"] == BASE].assign(row=AS_LONG)
+    tables["rows"] = pd.concat([tables["rows"], longest], ignore_index=True)
+    tables["rows"].loc[tables["rows"]["row"] == OURS_MEAN, "accuracy"] = 0.99
+    found = gap(tables, **{AS_LONG: 0.4, BASE: 0.1, OURS_MEAN: ours})
+    assert found.status == status
+    assert "accuracy than a single model that trains as long." in found.claim
+    assert f"trains as long the gap of the mean changes by {ours - 0.4:+.3f} ± 0.000 (0.400 to {ours:.3f})" in (
+        found.evidence
+    )
+    assert f"stopped by a hold-out the gap of the mean changes by {ours - 0.1:+.3f} ± 0.000 (0.100" in found.evidence
+
+
+@pytest.mark.parametrize(("ours", "status"), [(0.05, "held"), (0.2, "not held")])
+def test_where_no_model_trained_as_long_the_gap_is_that_of_the_stopped_one(ours: float, status: str) -> None:
+    found = gap(repeated(2), **{BASE: 0.1, OURS_MEAN: ours})
+    assert found.status == status
+    assert "accuracy than a single model stopped by a hold-out." in found.claim
+    assert "trains as long" not in found.evidence

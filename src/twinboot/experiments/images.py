@@ -32,6 +32,7 @@ CAPTION = (
 QUICK = Config(methods=("hold-out", "single", "dropout", "twins"), epochs=8, seeds=1)
 
 BASE, AVERAGED = "single, best loss on a hold-out", "single, averaged, best loss on a hold-out"
+AS_LONG = "single, all images"
 OURS, DRAWS = (TWINS[method][0] for method in ("twins", "twins-draws"))
 OURS_MEAN, OURS_DROPOUT = f"{OURS}, mean", TWINS["twins-dropout"][0]
 SIGNED = "{:+.3f}"
@@ -160,14 +161,21 @@ def _scope(number: int) -> str:
 
 
 def _smaller_gap(wide: pd.DataFrame, number: int) -> Verdict:
-    changes = [_difference(wide, column, OURS_MEAN, BASE) for column in ("gap", "accuracy")]
-    gap, right = (with_error(*found, SIGNED) for found in changes)
+    """By the gap alone, against a model that trained as long: one that is stopped early has hardly fitted anything, and
+    so a small gap, whatever it predicts. Where there is none that trained as long, the stopped one has to do."""
+    models = {AS_LONG: "a single model that trains as long", BASE: "a single model stopped by a hold-out"}
+    compared = [row for row in models if row in wide["gap"]]
+    said = []
+    for row in compared:
+        gap, right = (with_error(*_difference(wide, column, OURS_MEAN, row), SIGNED) for column in ("gap", "accuracy"))
+        ends = " to ".join(f"{wide['gap'][name].mean():.3f}" for name in (row, OURS_MEAN))
+        said.append(f"Against {models[row]} the gap of the mean changes by {gap} ({ends}), test accuracy by {right}")
+    mean, half = _difference(wide, "gap", OURS_MEAN, compared[0])
     return Verdict(
-        "Twin-Boot reduces the gap between training and test accuracy.",
+        f"Twin-Boot has a smaller gap between training and test accuracy than {models[compared[0]]}.",
         "Section 4.2, Figure 4a",
-        _status(number, [changes[0][0] + changes[0][1] < 0, changes[1][0] - changes[1][1] > 0]),
-        f"Against a single model stopped by a hold-out, the gap of the mean changes by {gap} and the "
-        f"test accuracy by {right}{_scope(number)}.",
+        _status(number, [mean + half < 0]),
+        f"{'. '.join(said)}{_scope(number)}.",
     )
 
 
