@@ -50,6 +50,7 @@ COLUMNS = {
     "auroc": "AUROC of errors",
     "ood_auroc": "AUROC of strange images",
 }
+TIME = "time (single = 1)"
 
 __all__ = ["CAPTION", "QUESTION", "QUICK", "TITLE", "Config", "figure", "numbers", "parts", "verdicts"]
 
@@ -71,7 +72,7 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
         line = {"": row}
         for column in (column for column in COLUMNS if column in rows and rows[column].notna().any()):
             line[COLUMNS[column]] = with_error(own[column].mean(), own[column].sem(), "{:.3f}")
-        line["time (single = 1)"] = f"{times[row]:.2f}"
+        line[TIME] = f"{times[row]:.2f}"
         if OURS in times and row != OURS:
             line["clearly beats Twin-Boot in"] = _beats(wide, row) if number > 1 else "one seed"
         told.append(line)
