@@ -104,9 +104,9 @@ def _content(
 
 
 def _count(verdicts: Sequence[Verdict]) -> list[tuple[str, int]]:
-    """How many have each status; the undecided ones only where there are any."""
+    """How many have each status that any has."""
     count = Counter(verdict.status for verdict in verdicts)
-    return [(status, count[status]) for status in ORDER if count[status] or status != "undecided"]
+    return [(status, count[status]) for status in ORDER if count[status]]
 
 
 def _section(run: Run, place: Path, experiment: Experiment) -> dict[str, Any]:
