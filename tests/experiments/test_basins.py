@@ -63,6 +63,19 @@ def test_verdicts_figure_and_numbers(tables: dict[str, pd.DataFrame]) -> None:
     assert list(shown["reset"]) == ["no reset", "mean reset", "sampling reset", "centered reset"]
 
 
+def test_runs_that_are_not_down_in_their_well_are_named(tables: dict[str, pd.DataFrame]) -> None:
+    """They can double the root mean square, which nobody would understand."""
+    runs = tables["runs"]
+    runs = runs[(runs["well_1"] != runs["well_2"]) | (runs["sigma"] < 5 * basins.exact_line(SMALL))]
+    [plain] = basins.numbers(SMALL, {"runs": runs})
+    assert plain.endswith(f"median {basins.MEDIAN * basins.exact_line(SMALL):.4f}")
+    strays = pd.DataFrame({"reset": ["sample", "none", "sample"], "seed": 300, "well_1": "left", "well_2": "left"})
+    lost = pd.DataFrame({"reset": ["mean"], "seed": 300, "well_1": "neither", "well_2": "neither", "sigma": 9.0})
+    [title] = basins.numbers(SMALL, {"runs": pd.concat([runs, strays.assign(sigma=[0.8, 0.7, 0.6]), lost])})
+    said = "which raise the rms (no reset: sigma 0.70; sampling reset: sigma 0.60, 0.80)"
+    assert title == f"{plain}; with runs whose twins are nearest to one well but not down in it, {said}"
+
+
 def test_few_runs_decide_nothing(tables: dict[str, pd.DataFrame]) -> None:
     few = {name: table[table["seed"] < 5] if name == "runs" else table for name, table in tables.items()}
     statuses = [verdict.status for verdict in basins.verdicts(basins.Config(seeds=5), few)]

@@ -38,6 +38,7 @@ MODES: dict[Mode, str] = {
     "centered": "centered reset",
 }
 STRIDE = 40  # steps between two circles
+STRAY = 5  # times the exact sigma: of twins at the bottom of a well one in e^25 stands as far apart
 MEDIAN = math.sqrt(math.log(2))  # of sigma / rms: sigma^2 of two twins with two equal weights is exponential
 
 
@@ -147,8 +148,23 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
         }
     )
     title = f"{config.seeds} runs for each reset, ± standard error; exact sigma of one well: rms {exact:.4f}, "
-    title += f"median {MEDIAN * exact:.4f}"
+    title += f"median {MEDIAN * exact:.4f}{_strays(tables['runs'], STRAY * exact)}"
     return {title: shown}
+
+
+def _strays(runs: pd.DataFrame, limit: float) -> str:
+    """What is to be said of runs whose twins are nearest to one well and still too far apart to be down in it."""
+    strays = runs[(runs["well_1"] == runs["well_2"]) & (runs["well_1"] != "neither") & (runs["sigma"] > limit)]
+    said = [
+        f"{MODES[mode]}: sigma {', '.join(own.sort_values().map('{:.2f}'.format))}"
+        for mode in MODES
+        if len(own := strays[strays["reset"] == mode]["sigma"])
+    ]
+    if not said:
+        return ""
+    return (
+        f"; with runs whose twins are nearest to one well but not down in it, which raise the rms ({'; '.join(said)})"
+    )
 
 
 def _share(value: float, error: float) -> str:
