@@ -89,11 +89,25 @@ def test_each_seed_has_a_dot_of_its_own_and_curves_say_of_which_images() -> None
         dots = [line for line in axes.lines if line.get_marker() == "o" and len(line.get_xdata())]
         heights = [height for line in dots for height in line.get_ydata()]
         assert len(set(heights)) == len(small().tables["rows"])
+        assert max(abs(height - round(height)) for height in heights) < 0.3  # clear of those of its neighbours
+    assert [axes.get_title() for axes in drawn.subfigs[2].axes] == ["Negative log-likelihood", "Calibration error"]
     legend = drawn.subfigs[0].axes[0].get_legend()
     assert legend
     said = [text.get_text() for text in legend.get_texts()]
     assert "single model, its hold-out" in said
     assert "mean of the twins, images that no twin saw" in said
+
+
+def test_curves_mark_the_epochs_with_the_lowest_loss_of_images_that_are_not_trained_on() -> None:
+    tables, curves = small().tables, small().tables["curves"].copy()
+    for method, losses in {"hold-out": [(1, 2), (2, 1)], "twins": [(2, 1), (2, 1)]}.items():
+        for seed, values in enumerate(losses):
+            curves.loc[(curves["method"] == method) & (curves["seed"] == seed), "loss"] = values
+    curves.loc[(curves["method"] == "twins") & (curves["epoch"] == 2), "validation"] = 0.75
+    axes = images.figure(SMALL, {**tables, "curves": curves}).subfigs[0].axes[0]
+    single, twins = (line for line in axes.lines if line.get_marker() == "o" and len(line.get_xdata()))
+    assert list(single.get_xdata()) == [1, 2]  # one of each seed
+    assert (list(twins.get_xdata()), list(twins.get_ydata())) == ([2], [0.75])
 
 
 def with_values(row: str, **columns: float | tuple[float, float]) -> dict[str, pd.DataFrame]:

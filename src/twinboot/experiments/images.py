@@ -25,9 +25,10 @@ QUESTION = (
 )
 CAPTION = (
     "Above: accuracy of the mean of the twins and of a single model on training images and on images that it did not "
-    "train on; reliability diagrams on the test images, where the diagonal is perfect and bins of very few images have "
-    "no dot. Below: sigma of each layer over the epochs and at the end; negative log-likelihood and calibration error "
-    "of each row of the table, lower is better, a dot for each seed and a bar for their mean."
+    "train on, whose lowest loss tells which epoch is kept with each seed; reliability diagrams on the test images, "
+    "where the diagonal is perfect and bins of very few images have no dot. Below: sigma of each layer over the epochs "
+    "and at the end; negative log-likelihood and calibration error of each row of the table, a dot for each seed and a "
+    "bar for their mean."
 )
 QUICK = Config(methods=("hold-out", "single", "dropout", "twins"), epochs=8, seeds=1)
 

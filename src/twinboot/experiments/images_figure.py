@@ -15,11 +15,13 @@ from .. import plots
 from .experiment import Tables
 
 LEAST = 0.005  # of the images: a bin with fewer of them is drawn without its accuracy
+SPREAD = 0.45  # of the height of a row is for its dots, so that they stay clear of its neighbours
 
 
 def draw(tables: Tables, base: str, ours: str) -> Figure:
-    drawn = Figure(figsize=(16, 11), layout="constrained")
-    grid = drawn.add_gridspec(2, 2, width_ratios=[1, 1.15])
+    heights = 5.5, max(5.5, 1.2 + 0.35 * tables["rows"]["row"].nunique())  # room for each row
+    drawn = Figure(figsize=(16, sum(heights)), layout="constrained")
+    grid = drawn.add_gridspec(2, 2, width_ratios=[1, 1.15], height_ratios=heights)
     above, left, right = (drawn.add_subfigure(grid[place]) for place in (np.s_[0, :], np.s_[1, 0], np.s_[1, 1]))
     curves, *diagrams = above.subplots(1, 3)
     _curves(curves, tables["curves"])
@@ -37,10 +39,19 @@ def _curves(axes: Axes, curves: pd.DataFrame) -> None:
         own = curves[curves["method"] == method].groupby("epoch")
         if len(own):
             axes.plot(own["train"].mean(), "--", color=colour, label=f"{name}, training images")
-            axes.plot(own["validation"].mean(), "-", color=colour, label=f"{name}, {others}")
+            seen = own["validation"].mean()
+            axes.plot(seen, "-", color=colour, label=f"{name}, {others}")
+            kept = kept_epochs(curves[curves["method"] == method])
+            axes.plot(kept, seen[kept], "o", color=colour, mec=plots.ink(), zorder=3)
+    axes.plot([], [], "o", mfc="none", mec=plots.ink(), label="epochs that were kept")
     axes.set(title="Accuracy while training", xlabel="epoch", ylabel="accuracy", ylim=(None, 1))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _legend_below(axes)
+
+
+def kept_epochs(curves: pd.DataFrame) -> list[int]:
+    """Those with the lowest loss on images that are not trained on, of all seeds, each once."""
+    return sorted(set(curves.loc[curves.groupby("seed")["loss"].idxmin(), "epoch"]))
 
 
 def _legend_below(axes: Axes) -> None:
@@ -93,20 +104,24 @@ def _sigma(both: Sequence[Axes], sigma: pd.DataFrame) -> None:
 def _standing(both: Sequence[Axes], rows: pd.DataFrame) -> None:
     likelihood, calibration = both
     names = list(dict.fromkeys(rows["row"]))
-    shown = {"nll": (likelihood, "negative log-likelihood (nats)"), "ece": (calibration, "calibration error (ECE)")}
-    for column, (axes, title) in shown.items():
+    shown = {
+        "nll": (likelihood, "Negative log-likelihood", "nats, lower is better"),
+        "ece": (calibration, "Calibration error", "ECE, lower is better"),
+    }
+    for column, (axes, title, unit) in shown.items():
         for place, name in enumerate(names):
             own = rows[rows["row"] == name][column].to_numpy()
             colour = plots.TWINS[name.startswith("Twin-Boot")]
-            axes.plot([own.mean()], [place], "|", color=plots.ink(), ms=17, mew=1.5, zorder=2)
+            ends = place - SPREAD / 2 - 0.1, place + SPREAD / 2 + 0.1
+            axes.plot([own.mean()] * 2, ends, color=plots.ink(), lw=1.5, zorder=2)
             # One below the other, so that seeds with the same value can all be seen.
-            places = place + (np.arange(len(own)) - (len(own) - 1) / 2) * min(0.2, 0.7 / len(own))
-            axes.plot(own, places, "o", color=colour, ms=4.5, mew=0, zorder=3)
-        axes.set(xscale="log", xlabel=title, yticks=range(len(names)), yticklabels=names)
+            places = place + np.linspace(-0.5, 0.5, len(own)) * SPREAD if len(own) > 1 else [place]
+            axes.plot(own, places, "o", color=colour, ms=4, mew=0, zorder=3)
+        axes.set(title=title, xscale="log", xlabel=unit, yticks=range(len(names)), yticklabels=names)
         axes.set_xticks(*plots.log_ticks(*axes.get_xlim()))
         axes.minorticks_off()
         axes.grid(axis="both", alpha=0.5)
-    likelihood.invert_yaxis()
+    likelihood.set_ylim(len(names) - 0.4, -0.6)  # the first on top
     for colour, who in zip(plots.TWINS, ("others", "Twin-Boot"), strict=True):
         calibration.plot([], [], "o", color=colour, ms=5, label=f"{who}, a dot for each seed")
     calibration.plot([], [], "|", color=plots.ink(), ms=12, mew=1.5, label="mean over the seeds")
