@@ -124,6 +124,18 @@ def test_numbers_and_figure_show_every_row(run: Run) -> None:
     drawn.savefig(io.BytesIO(), format="png")
 
 
+def test_maps_on_one_scale_share_a_bar_and_no_legend_lies_on_the_dots(run: Run) -> None:
+    above, below = seismic.figure(TINY, run.tables).subfigs
+    bars = [[bar.get_ylabel() for bar in axes.child_axes] for axes in above.axes if axes.get_title()]
+    assert bars == [[], ["field v"], [], ["error, and sigma, of v"]]
+    first, second, third, fourth = (axes.images[0].get_clim() for axes in above.axes if axes.get_title())
+    assert (first, third) == (second, fourth)
+    errors, _ = below.axes
+    assert errors.get_legend() is None
+    [legend] = below.legends
+    assert [text.get_text() for text in legend.get_texts()][-1] == "mean over the seeds"
+
+
 def test_few_seeds_decide_nothing_but_the_cost(run: Run) -> None:
     *others, cost = seismic.verdicts(TINY, run.tables)
     assert [verdict.status for verdict in others] == ["undecided"] * 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.ticker import MaxNLocator
 
 from .. import plots
 from .experiment import Tables
@@ -13,29 +14,36 @@ from .seismic_run import PENALTIES, ROWS, SHOWN, main
 
 
 def draw(tables: Tables) -> Figure:
-    drawn = Figure(figsize=(14.5, 8.6), layout="constrained")
-    grid = drawn.add_gridspec(2, 1, height_ratios=[1, 1.25])
+    drawn = Figure(figsize=(13, 9), layout="constrained")
+    grid = drawn.add_gridspec(2, 1, height_ratios=[1, 1.6])
     above, below = drawn.add_subfigure(grid[0]), drawn.add_subfigure(grid[1])
     _fields(above, main(tables["maps"]))
     left, right = below.subplots(1, 2, width_ratios=[1.7, 1])
     _errors(left, main(tables["runs"]))
     _coverage(right, main(tables["deciles"], SHOWN))
+    below.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="medium")
     return drawn
 
 
 def _fields(drawn: SubFigure, cells: pd.DataFrame) -> None:
+    """Two maps of the field and two of its errors, each pair with one scale and one bar."""
     cells = cells.assign(error=(cells["field"] - cells["truth"]).abs())
     limit = cells["truth"].abs().max()
     largest = cells["error"].quantile(0.98)
-    shades = {"truth": ("RdBu_r", -limit, limit), "field": ("RdBu_r", -limit, limit)}
-    names = {"truth": "truth", "field": "reconstruction", "error": "absolute error", "sigma": "sigma"}
-    for axes, (column, name) in zip(drawn.subplots(1, 4), names.items(), strict=True):
-        colours, low, high = shades.get(column, ("magma", 0.0, largest))
+    signed, positive = ("RdBu_r", -limit, limit), ("magma", 0.0, largest)
+    maps = {
+        "truth": ("Truth", signed, None),
+        "field": ("Reconstruction", signed, "field v"),
+        "error": ("Absolute error", positive, None),
+        "sigma": ("Sigma", positive, "error, and sigma, of v"),
+    }
+    for axes, (column, (name, (colours, low, high), scale)) in zip(drawn.subplots(1, 4), maps.items(), strict=True):
         picture = axes.imshow(cells.pivot(index="down", columns="across", values=column), colours, vmin=low, vmax=high)
-        bar = axes.inset_axes((1.04, 0, 0.05, 1))  # as tall as the map
-        label = "of the field v" if colours == "magma" else "field v"
-        drawn.colorbar(picture, cax=bar, label=label, extend="max" if colours == "magma" else "neither")
         axes.set(title=name, xlabel="cell", xticks=[0, 10, 20], yticks=[0, 10, 20])
+        if scale:
+            bar = axes.inset_axes((1.06, 0, 0.07, 1))  # as tall as the map
+            more = "max" if colours == "magma" else "neither"
+            drawn.colorbar(picture, cax=bar, label=scale, extend=more, ticks=MaxNLocator(5))
 
 
 def _errors(axes: Axes, runs: pd.DataFrame) -> None:
@@ -44,14 +52,16 @@ def _errors(axes: Axes, runs: pd.DataFrame) -> None:
         own = runs[runs["method"] == method]["error"]
         colour = plots.SERIES["standard" not in method] if "Tikhonov" not in method else plots.SERIES[2]
         axes.plot([own.mean()], [place], "|", color=plots.ink(), ms=18, mew=1.5)
-        axes.plot(own, [place] * len(own), "o", color=colour, ms=4, alpha=0.5, mew=0)
+        axes.plot(own, [place] * len(own), "o", color=colour, ms=5, alpha=0.65, mew=0)
     for colour, name in zip(plots.SERIES, ("a plain optimizer", "Twin-Boot", "a penalty"), strict=False):
-        axes.plot([], [], "o", color=colour, ms=5, label=f"{name}, a dot for each seed")
+        axes.plot([], [], "o", color=colour, ms=6, label=f"{name}, each seed")
     axes.plot([], [], "|", color=plots.ink(), ms=12, mew=1.5, label="mean over the seeds")
-    axes.legend(loc="upper left")
-    axes.set(xscale="log", xlabel="error of the field (mean square)", yticks=range(len(methods)), yticklabels=methods)
+    axes.set(xscale="log", xlabel="mean square error", yticks=range(len(methods)), yticklabels=methods)
+    axes.set(title="Error of the field")
+    axes.set_xticks(*plots.log_ticks(*axes.get_xlim()))
+    axes.minorticks_off()
     axes.invert_yaxis()
-    axes.grid(axis="x", which="both", alpha=0.5)
+    axes.grid(axis="x")
 
 
 def _coverage(axes: Axes, parts: pd.DataFrame) -> None:
@@ -59,9 +69,10 @@ def _coverage(axes: Axes, parts: pd.DataFrame) -> None:
         axes.plot(parts["decile"], parts[f"covered_{level}"], "o-", color=colour, label=f"{level:.0%} intervals")
         axes.axhline(level, color=colour, ls=":", lw=1)
     axes.set(
+        title="Intervals that hold the truth",
         xlabel="decile of sigma",
-        ylabel="share of cells whose interval holds the truth",
+        ylabel="share of the cells",
         ylim=(0, 1),
         xticks=range(1, 11),
     )
-    axes.legend(title="dotted: what it should be", loc="lower right")
+    axes.legend(title="dotted: as it should be", loc="lower right", fontsize="medium")
