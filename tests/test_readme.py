@@ -66,6 +66,7 @@ def test_the_snippets_run_after_the_loop(tmp_path: Path, monkeypatch: Any) -> No
     monkeypatch.setattr(twinboot, "fit", partial(fit, progress=False))
     exec(whole, names)
     assert (tmp_path / "run").is_dir()
+    assert 0 < names["nll"] < 10
 
     kernel = torch.randn(50, 900, generator=torch.Generator().manual_seed(0))
     names |= {"operator": lambda field: kernel @ field.flatten(), "measurements": kernel.mean(1)}
@@ -96,6 +97,15 @@ def test_the_results_of_the_readme_are_those_of_the_docs() -> None:
     ):
         [count] = re.findall(rf"- Claims of {whose}: (.*)", results)
         assert form.format(*re.findall(r"\d+", count)) in said
+
+
+def test_the_limits_of_the_readme_are_those_of_the_docs() -> None:
+    [told] = re.findall(r"### What to know\n(.*?)(?=\n## )", README, re.DOTALL)
+    numbers = re.findall(r"[\d.]+ ± [\d.]*\d", told)
+    assert len(numbers) == 2  # what is strange to twins, and to MC dropout
+    results = (README_FILE.parent / "docs" / "results.md").read_text().splitlines()
+    for row, number in zip(("Twin-Boot", "MC dropout"), numbers, strict=True):
+        assert any(f"| {number} |" in line for line in results if line.startswith(f"| {row} |"))
 
 
 def test_the_snippet_for_hugging_face_runs(tmp_path: Path, monkeypatch: Any) -> None:
