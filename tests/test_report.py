@@ -106,6 +106,10 @@ def test_page_in_a_browser(page: Path, width: int, dark: bool) -> None:
         tables = driver.execute_script("return [...document.querySelectorAll('table')].map(t => t.rows.length)")
         assert tables == [4, 4] * 2  # numbers and config, each with a head and three rows
         assert driver.execute_script("return document.documentElement.scrollWidth") <= width  # no sideways scrolling
+        words, meanings = (
+            driver.execute_script(f"return document.querySelector('{k}').offsetWidth") for k in ("dt", "dd")
+        )
+        assert words < meanings  # on a phone, too
         assert driver.get_log("browser") == []
 
 
