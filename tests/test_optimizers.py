@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from twinboot.optimizers import made
+from twinboot.optimizers import adam, made
 
 OWN = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3))]
 
@@ -15,6 +15,22 @@ def test_by_default_it_is_adam_at_the_rate() -> None:
     found = made(None, OWN, 0.25)
     assert isinstance(found, torch.optim.Adam)
     assert [(group["lr"], group["params"]) for group in found.param_groups] == [(0.25, OWN)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
+def test_adam_in_one_call_is_adam_and_complex_weights_have_the_loop(dtype: torch.dtype) -> None:
+    stepped = []
+    for make in (adam, torch.optim.Adam):
+        weights = [nn.Parameter(torch.ones(3, dtype=dtype)), nn.Parameter(torch.ones((), dtype=dtype))]
+        optimizer = make(weights, 0.1)
+        for scale in (1.0, -3.0):
+            for w in weights:
+                w.grad = torch.full_like(w, scale)
+            optimizer.step()
+        stepped.append([w.detach() for w in weights])
+        if make is adam:
+            assert optimizer.param_groups[0]["fused"] == (None if dtype.is_complex else True)
+    torch.testing.assert_close(*stepped)
 
 
 def test_groups_with_options_of_their_own_and_a_part_of_the_parameters_are_fine() -> None:

@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 from twinboot import Bootstrap, Estimate, calibration, fit
 from twinboot.experiments import networks
 from twinboot.experiments.contenders import HELD_OUT, METHODS, TWINS, Task, Trained, longer
+from twinboot.optimizers import adam
 
 
 def patterns(n: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -156,7 +157,7 @@ def test_the_last_epoch_alone_is_neither_averaged_nor_chosen(tmp_path: Path) -> 
         data,
         epochs=TASK.epochs,
         batch_size=TASK.batch,
-        optimizer=lambda p: torch.optim.Adam(p, TASK.rate),
+        optimizer=lambda p: adam(p, TASK.rate),
         progress=False,
         callback=lambda epoch, estimate, twins: plain.append(twins.estimate()),
     )

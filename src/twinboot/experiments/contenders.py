@@ -28,10 +28,11 @@ from ..bootstrap import UNSEEN, Bootstrap
 from ..estimate import Estimate
 from ..extras import how_to_install
 from ..fit import fit
+from ..optimizers import adam
 from ..randomness import own_randomness
 from ..twins import Twins
 from .experiment import Tick, UnavailableError
-from .single import LOOK, FusedAdam, MakeOptimizer, Single, Split, accuracy, logits_of
+from .single import LOOK, MakeOptimizer, Single, Split, accuracy, logits_of, plain
 
 HELD_OUT = round(UNSEEN, 3)  # of the images: as many as no twin sees
 MORE = 1.4  # times the epochs: a limit for what twins may cost, not what they do cost, which `images_cost.py` measures
@@ -131,10 +132,6 @@ def variational(task: Task) -> MakeOptimizer:
     return make
 
 
-def adam(task: Task) -> MakeOptimizer:
-    return lambda model: (FusedAdam(model.parameters(), task.rate), None)
-
-
 def require_ivon() -> Any:
     try:
         from ivon import IVON
@@ -181,7 +178,7 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
     found = fit(
         network(),
         data,
-        optimizer=lambda p: FusedAdam(p, task.rate),
+        optimizer=lambda p: adam(p, task.rate),
         scheduler=(lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, task.epochs)) if recipe.decay else None,
         epochs=task.epochs,
         batch_size=task.batch,
@@ -260,7 +257,7 @@ def _single(
     seed = task.seed if seed is None else seed
     model = network or task.network(seed=seed)
     images = Split(task.x, task.y, held)
-    run = Single(model, images, make or adam(task), task.batch, seed, average, averaged, keep)
+    run = Single(model, images, make or plain(task.rate), task.batch, seed, average, averaged, keep)
     run.train(epochs or task.epochs, scratch, tick)
     return run
 

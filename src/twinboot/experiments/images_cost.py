@@ -13,10 +13,11 @@ from torch.utils.data import TensorDataset
 from ..averaging import POWER, Average
 from ..bootstrap import Bootstrap
 from ..fit import Best
+from ..optimizers import adam
 from ..training import Training
-from .contenders import DROPOUT, TWINS, Task, adam, variational
+from .contenders import DROPOUT, TWINS, Task, variational
 from .experiment import Tick
-from .single import FusedAdam, Single, Split
+from .single import Single, Split, plain
 
 TURNS = 3
 MOST = 5000  # images
@@ -54,7 +55,7 @@ def _epoch(kind: str, task: Task) -> Callable[[int], float]:
     """A function that trains the epoch of a number, judges it where that kind of training does, and tells its time."""
     if kind not in TWINS:
         network = task.network(dropout=DROPOUT if kind == "dropout" else 0.0, seed=task.seed)
-        make = variational(task) if kind == "ivon" else adam(task)
+        make = variational(task) if kind == "ivon" else plain(task.rate)
         run = Single(network, Split(task.x, task.y), make, task.batch, task.seed)
 
         def alone(epoch: int) -> float:
@@ -77,7 +78,7 @@ def _epoch(kind: str, task: Task) -> Callable[[int], float]:
         seed=task.seed,
         noise=recipe.noise,
     )
-    stepper = FusedAdam(training.twins.parameters(), task.rate)
+    stepper = adam(training.twins.parameters(), task.rate)
     scaler = torch.amp.GradScaler(training.device.type, enabled=False)
     best = Best(training, Average(POWER))
 

@@ -20,6 +20,7 @@ from torch.utils.data import Subset, TensorDataset
 from .. import losses
 from ..fit import fit
 from ..groups import Grouping
+from ..optimizers import adam
 from ..prediction import Prediction, Task
 from ..randomness import seeded
 from ..resets import Mode
@@ -124,7 +125,7 @@ class TwinBoot(BaseEstimator):  # type: ignore[misc]
             made,
             Subset(data, shares.train.tolist()),
             loss,
-            optimizer=lambda parameters: torch.optim.Adam(parameters, self.learning_rate),
+            optimizer=lambda parameters: adam(parameters, self.learning_rate),
             epochs=self.epochs,
             patience=self.patience,
             batch_size=batch,
