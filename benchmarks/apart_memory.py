@@ -100,8 +100,8 @@ and BatchNorm ({weights:.0f} MiB of weights), each with an update and a reset.
   a time. Of two processes it is the one that needed more.
 - Beside plain training a process with one twin needs those clean weights, one number for each weight besides the four
   of Adam's training. With `sampled(once=True)`, for a block with a single backward pass, a gradient takes the place of
-  its clean weight: four numbers, as in plain training. What is left is where activations fill the memory, which are
-  there before any gradient is, and with them all clean weights.
+  its clean weight: four numbers, as in plain training. What is left is at the end of the forward pass, when all clean
+  weights and all activations are there, but no gradients yet.
 - A reset takes several times the largest tensor, which here has a sixth of the weights, when activations and clean
   weights are gone.
 """

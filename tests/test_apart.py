@@ -230,6 +230,37 @@ def put_back_early() -> None:
             shift.sum().backward()
         assert noisy() < weights
     assert not noisy()
+
+    def failing() -> None:
+        with twins.sampled(once=True):
+            twins(x).sum().backward()
+            raise ZeroDivisionError
+
+    def nested() -> None:
+        with twins.sampled(once=True), twins.sampled(once=True):
+            pass
+
+    def changing() -> None:
+        with twins.sampled(once=True):
+            output = twins(x)
+            with torch.no_grad():
+                output.add_(twins[0].unused.zero_().sum())
+            (output.sum() + twins[0].unused.sum()).backward()
+
+    for broken, error, said in (
+        (failing, ZeroDivisionError, ""),
+        (nested, RuntimeError, "leave the block first"),
+        (changing, RuntimeError, "the weights were changed inside"),
+    ):
+        with pytest.raises(error, match=said):
+            broken()
+        assert not noisy()
+
+    twins[0].unused.requires_grad_(False)  # after the twins were made
+    with twins.sampled(once=True):
+        twins(x).sum().backward()
+        assert noisy() == {"unused"}
+    assert not noisy()
     with twins.sampled():  # and after it all is as ever
         twins(x).sum().backward()
         assert noisy() == weights

@@ -141,7 +141,7 @@ def test_report_leaves_out_an_unfinished_run_and_says_so(
     docs = tmp_path / "docs" / "toys.md"
     assert cli.main(["report", str(tmp_path), "--page", str(docs)]) == 0
     assert "left out: the run in" in capsys.readouterr().err
-    sentence = f"the run in {tmp_path / 'second'} is not complete: `twinboot second` with the same --out"
+    sentence = "the run in second is not complete: `twinboot second` with the same --out"
     assert f"<li>{sentence}" in (tmp_path / "report.html").read_text()
     assert f"> - {sentence}" in docs.read_text()
     assert "not complete" in fails(["figure", str(tmp_path)], 1, capsys)

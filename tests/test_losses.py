@@ -50,7 +50,7 @@ def test_what_does_not_fit_is_said_in_one_sentence(loss: object, output: object,
 
 @pytest.mark.parametrize("loss", ["mse", None, 3])
 def test_an_unknown_loss_is_refused_with_the_names_there_are(loss: object) -> None:
-    with pytest.raises(ValueError, match='use "classification", "regression", "gaussian" or a function'):
+    with pytest.raises(ValueError, match='use "classification", "regression" or "gaussian", or a function'):
         named(loss)  # type: ignore[arg-type]
 
 

@@ -17,8 +17,8 @@ def test_by_default_it_is_adam_at_the_rate() -> None:
     assert [(group["lr"], group["params"]) for group in found.param_groups] == [(0.25, OWN)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
-def test_adam_in_one_call_is_adam_and_complex_weights_have_the_loop(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_adam_in_one_call_is_adam(dtype: torch.dtype) -> None:
     stepped = []
     for make in (adam, torch.optim.Adam):
         weights = [nn.Parameter(torch.ones(3, dtype=dtype)), nn.Parameter(torch.ones((), dtype=dtype))]
@@ -28,8 +28,7 @@ def test_adam_in_one_call_is_adam_and_complex_weights_have_the_loop(dtype: torch
                 w.grad = torch.full_like(w, scale)
             optimizer.step()
         stepped.append([w.detach() for w in weights])
-        if make is adam:
-            assert optimizer.param_groups[0]["fused"] == (None if dtype.is_complex else True)
+        assert optimizer.param_groups[0]["fused"] == (True if make is adam else None)
     torch.testing.assert_close(*stepped)
 
 

@@ -51,8 +51,8 @@ class Apart(Twins):
             as 251. None: sigma stays as it is in between.
 
     A rank holds the weights of one model, and inside `sampled()` once more, to put them back: with Adam, five numbers
-    for each weight instead of the four of plain training, or four as well with `sampled(once=True)`. What other twins
-    send comes in parts. Sigma is the same on all ranks.
+    for each weight instead of the four of plain training. With `sampled(once=True)` the clean weight or the gradient is
+    there, not both. What other twins send comes in parts. Sigma is the same on all ranks.
     For the same weights and seed, the exact sigma, a reset and the estimate have the bits that `Twins` in one process
     would give them. The noise of `sampled()` is each rank's own. A generator that is given to `reset` must be seeded
     alike on all ranks.
@@ -110,13 +110,17 @@ class Apart(Twins):
         self, scale: float = 1.0, generator: torch.Generator | None = None, *, once: bool = False
     ) -> Iterator[None]:
         """As for `Twins`; and with `once`, for a block with a single backward pass, each weight is put back as soon as
-        its gradient is there, which then takes the place of the clean weight in memory."""
-        with super().sampled(scale, generator):
-            assert self._block is not None
-            if once:
-                self._block.put_back_with_gradients()
-            yield
-        self._spare.clear()  # room for the clean weights: where twins are apart, memory is short
+        its gradient is there, which then takes the place of the clean weight in memory. Not for a model with activation
+        checkpointing that also uses a weight detached: what it computes again would see the clean one."""
+        try:
+            with super().sampled(scale, generator):
+                assert self._block is not None
+                if once:
+                    self._block.put_back_with_gradients()
+                yield
+        finally:
+            if not self._inside:  # as a block in a block, which is refused, still is
+                self._spare.clear()  # room for the clean weights: where twins are apart, memory is short
 
     @torch.no_grad()
     def update(self) -> None:

@@ -120,7 +120,7 @@ def _report(command: Report) -> None:
         try:
             run = load(place, EXPERIMENTS)
         except UnfinishedError as error:
-            unfinished.append(str(error))
+            unfinished.append(str(error).replace(str(place), place.name))  # pages may be published
             print(f"twinboot: left out: {error}", file=sys.stderr)
             continue
         _draw(run, place)

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .prediction import Task, checked_labels
+from .options import one_of
+from .prediction import TASKS, Task, checked_labels
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Name = Task
@@ -23,8 +24,8 @@ def named(loss: Name | Loss) -> Loss:
         return _one_each({"classification": classification, "regression": regression, "gaussian": gaussian}[loss])
     except (KeyError, TypeError):
         raise ValueError(
-            f'unknown loss {loss!r}: use "classification", "regression", "gaussian" or a function of (output, target) '
-            "that gives one value for each sample."
+            f"unknown loss {loss!r}: use {one_of(TASKS)}, or a function of (output, target) that gives one value for "
+            "each sample."
         ) from None
 
 

@@ -141,8 +141,8 @@ class Noisy:
         torch.clear_autocast_cache()  # which may hold weights from before the noise, cast to half precision
 
     def put_back_with_gradients(self) -> None:
-        """Each weight as soon as its gradient is there, in a block with a single backward pass: from then on nothing
-        needs its noisy value, and the memory of the clean one is free for the gradient."""
+        """Each weight as soon as its gradient is there, in a block with a single backward pass: then all that is to be
+        differentiated with respect to it is done, and the memory of the clean one is free for the gradient."""
         index = {id(w): i for i, w in enumerate(self.weights)}
 
         @torch.no_grad()
@@ -150,12 +150,16 @@ class Noisy:
             i = index[id(w)]
             if self.clean[i] is None:
                 raise RuntimeError(_ONCE)
+            assert self.versions is not None
+            unchanged = w._version == self.versions[i]
             w.copy_(self.clean[i])
             self.clean[i] = None
-            assert self.versions is not None
-            self.versions[i] = w._version
+            if unchanged:  # else leaving the block tells of it
+                self.versions[i] = w._version
 
-        self.hooks += [w.register_post_accumulate_grad_hook(put_back) for w in self.weights]
+        for w in self.weights:
+            if w.requires_grad:  # one that was frozen since waits for the end of the block
+                self.hooks.append(w.register_post_accumulate_grad_hook(put_back))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         changed = self.versions is not None and self.versions != [w._version for w in self.weights]

@@ -16,7 +16,7 @@ from twinboot import metrics
 from twinboot.experiments import datasets, images
 from twinboot.experiments.contenders import METHODS
 from twinboot.experiments.experiment import UnavailableError, Verdict
-from twinboot.experiments.images import AS_LONG, BASE, DRAWS, OURS, OURS_MEAN, Config
+from twinboot.experiments.images import AS_LONG, BASE, DRAWS, OURS, OURS_LAST, OURS_MEAN, Config
 from twinboot.experiments.images_config import PRESETS
 from twinboot.experiments.images_run import chosen, parts
 from twinboot.experiments.store import Run, carry_out
@@ -312,6 +312,11 @@ def test_fewer_test_images_are_judged_and_named(tmp_path: Path) -> None:
     assert "the first 110 test images" in next(iter(images.numbers(config, run.tables)))
 
 
+def test_more_test_images_than_there_are_are_refused() -> None:
+    with pytest.raises(UnavailableError, match="there are 450 test images, so that test can't be 500"):
+        parts(Config(test=500))
+
+
 def test_a_device_that_is_not_there_is_named() -> None:
     with pytest.raises(UnavailableError, match="the device 'nowhere' can't be used"):
         parts(Config(device="nowhere"))
@@ -342,14 +347,25 @@ def test_the_gap_is_judged_by_itself_and_against_a_model_that_trained_as_long(ou
     tables = repeated(2)
     longest = tables["rows"][tables["rows"]["row"] == BASE].assign(row=AS_LONG)
     tables["rows"] = pd.concat([tables["rows"], longest], ignore_index=True)
-    tables["rows"].loc[tables["rows"]["row"] == OURS_MEAN, "accuracy"] = 0.99
-    found = gap(tables, **{AS_LONG: 0.4, BASE: 0.1, OURS_MEAN: ours})
+    tables["rows"].loc[tables["rows"]["row"] == OURS_LAST, "accuracy"] = 0.99
+    found = gap(tables, **{AS_LONG: 0.4, BASE: 0.1, OURS_MEAN: 0.3, OURS_LAST: ours})
     assert found.status == status
     assert "accuracy than a single model that trains as long." in found.claim
-    assert f"trains as long the gap of the mean changes by {ours - 0.4:+.3f} ± 0.000 (0.400 to {ours:.3f})" in (
+    assert (
+        f"trains as long the gap after the last epoch changes by {ours - 0.4:+.3f} ± 0.000 (0.400 to {ours:.3f})"
+        in (found.evidence)
+    )
+    assert "stopped by a hold-out the gap of the mean, where what no twin saw stops it, changes by +0.200 ± 0.000" in (
         found.evidence
     )
-    assert f"stopped by a hold-out the gap of the mean changes by {ours - 0.1:+.3f} ± 0.000 (0.100" in found.evidence
+
+
+def test_a_model_that_trained_as_long_is_enough_for_the_gap() -> None:
+    tables = repeated(2)
+    tables["rows"]["row"] = tables["rows"]["row"].replace({BASE: AS_LONG})
+    found = gap(tables, **{AS_LONG: 0.4, OURS_LAST: 0.2})
+    assert found.status == "held"
+    assert "stopped by a hold-out" not in found.evidence
 
 
 @pytest.mark.parametrize(("ours", "status"), [(0.05, "held"), (0.2, "not held")])

@@ -68,10 +68,12 @@ def _require(config: Config) -> None:
             f"{sources.wanted(preset.dataset)}, from {sources.PAGES[preset.dataset]}."
         )
     try:
-        _images(preset.dataset, config.data)
+        there = len(_images(preset.dataset, config.data).test_y)
         usable(config.device or "cpu")
     except ValueError as error:
         raise UnavailableError(str(error)) from None
+    if config.test and config.test > there:
+        raise UnavailableError(f"there are {there} test images, so that test can't be {config.test}.")
     if "ivon" in (config.methods or ()):
         require_ivon()
 
@@ -88,7 +90,8 @@ def _run(config: Config, method: str, number: int, tick: Tick, scratch: Path) ->
     cost = {"epoch_seconds": trained.curve["seconds"].median(), "memory": peak[0]}
     data = _images(PRESETS[config.preset].dataset, config.data)
     test = standardised(data.test_x[: config.test], moments), data.test_y[: config.test]
-    rows, bins = _judged(trained, task, test, _strange(config, moments))
+    shown = trained.trained_on[: min(GAP, config.test or GAP)]
+    rows, bins = _judged(trained, task, test, shown, _strange(config, moments))
     tables = {"rows": rows, "bins": bins, "curves": trained.curve, "costs": pd.DataFrame([cost])}
     if len(trained.sigma):
         tables["sigma"] = trained.sigma
@@ -114,13 +117,12 @@ def _task(config: Config, number: int) -> tuple[Task, Moments]:
 
 
 def _judged(
-    trained: Trained, task: Task, test: tuple[Tensor, Tensor], strange: Tensor | None
+    trained: Trained, task: Task, test: tuple[Tensor, Tensor], shown: Tensor, strange: Tensor | None
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The scores of each row, and its reliability diagram."""
+    """The scores of each row, whose accuracy in training is that of the images `shown`, and its reliability diagram."""
     from .. import metrics  # torchmetrics takes a while to import
 
     rows, bins = [], []
-    shown = trained.trained_on[: min(GAP, len(test[1]))]
     for row, predict in trained.rows.items():
         probs = predict(test[0])
         found = metrics.scores(probs, test[1])
