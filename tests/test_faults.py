@@ -54,6 +54,10 @@ def kill_a_worker_after(run: subprocess.Popen, folder: Path, epoch: int) -> None
     os.kill(workers[1], signal.SIGKILL)
 
 
+def when_written(folder: Path, epoch: int) -> int:
+    return (folder / f"epoch-{epoch}" / ".metadata").stat().st_mtime_ns
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nothing disturbs."""
@@ -79,19 +83,23 @@ def test_a_killed_process_ends_the_run_with_its_rank_and_signal(tmp_path: Path) 
 def test_a_run_that_torchrun_starts_again_ends_as_if_nothing_had_happened(tmp_path: Path, whole: Path) -> None:
     run = start(tmp_path, restarts=1)
     kill_a_worker_after(run, tmp_path, epoch=2)
+    written = when_written(tmp_path, epoch=1)
     _, errors = run.communicate(timeout=240)
     assert run.returncode == 0, errors
     assert "(exitcode: -9) local_rank: 1" in errors
+    assert when_written(tmp_path, epoch=1) == written  # it went on from there, and did not begin again
     name = "estimate.safetensors"
     assert_same_bits(load_file(tmp_path / name), load_file(whole / name))
 
 
 def test_shards_learn_and_go_on_with_another_number_of_processes(tmp_path: Path) -> None:
     finish(start(tmp_path, "--shard", epochs=3))
+    written = when_written(tmp_path, epoch=3)
     said = finish(start(tmp_path, "--shard", processes=1))
     assert said.startswith("1 processes, ")
     assert accuracy(said) > 0.85
     assert len(list(tmp_path.glob("epoch-*"))) == EPOCHS
+    assert when_written(tmp_path, epoch=3) == written
 
 
 def test_without_torchrun_the_example_says_how_to_start_it() -> None:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from loops import assert_same_bits, classes
 from processes import together
 from torch import Tensor, distributed, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -36,7 +37,7 @@ def model(option: str, seed: int = 4) -> nn.Module:
     return nn.Sequential(first, *norm, nn.Tanh(), nn.Linear(8, 3))
 
 
-def wrapped(twins: Twins, way: str, option: str) -> nn.Module:
+def wrapped(twins: Twins, way: str, option: str, compiler: Any) -> nn.Module:
     if way == "alone":
         return twins
     if way == "DDP":
@@ -44,6 +45,8 @@ def wrapped(twins: Twins, way: str, option: str) -> nn.Module:
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if option == "bf16" else MixedPrecisionPolicy()
     for module in list(twins.modules()):
         if isinstance(module, nn.Linear) and module.weight.requires_grad:  # what is frozen belongs to both twins
+            if option == "compile":  # before it is sharded: afterwards PyTorch leaves it as it is
+                module.forward = torch.compile(module.forward, backend=compiler)
             fully_shard(module, mp_policy=policy)
     return fully_shard(twins, mp_policy=policy)
 
@@ -51,16 +54,17 @@ def wrapped(twins: Twins, way: str, option: str) -> nn.Module:
 def trained(way: str, option: str, scale: float) -> dict[str, Tensor]:
     """Weights and sigma after some steps and a reset; `scale` of the noise."""
     twins: Twins
+    compiler = CompileCounterWithBackend("aot_eager")
     if way == "apart":
         twins = Apart(model(option), init_device_mesh("cpu", (2,), mesh_dim_names=("twin",)))
         call: Any = lambda x: (twins(x),)  # noqa: E731
         loader = PairedLoader(classes(96), Bootstrap(96), 12, share=twins.share, twin=twins.twin)
     else:
         twins = Twins(model(option))
-        call = wrapped(twins, way, option)
+        call = wrapped(twins, way, option, compiler)
         loader = PairedLoader(classes(96), Bootstrap(96), 12 if way == "alone" else 12 // distributed.get_world_size())
-    if option == "compile":
-        call = torch.compile(call, backend="aot_eager")
+    if option == "compile" and way != "FSDP2":
+        call = torch.compile(call, backend=compiler)
     optimizer = torch.optim.SGD((p for p in twins.parameters() if p.requires_grad), 0.1, momentum=0.9)
     accumulated = 2 if option == "accumulation" else 1
     for number, pair in enumerate(loader, start=1):
@@ -80,6 +84,14 @@ def trained(way: str, option: str, scale: float) -> dict[str, Tensor]:
             twins.update()
         if number == STEPS:
             break
+    assert (compiler.frame_count > 0) == (option == "compile")
+    if scale:  # what is computed has the noise in it
+        twins.eval()
+        with torch.no_grad():
+            clean = call(*(x for x, _ in pair))
+            with twins.sampled(scale):
+                noisy = call(*(x for x, _ in pair))
+        assert not any(map(torch.equal, clean, noisy))
     twins.reset()
     estimate = twins.estimate(model(option, seed=9))  # any instance will do
     return {**estimate.state_dict(), "sigma": twins.partition.sigma.clone()}
@@ -113,7 +125,7 @@ def test_twins_in_different_processes_end_where_one_process_ends(option: str) ->
         assert_same_bits(found, alone)
 
 
-@pytest.mark.parametrize("way", ["DDP", "FSDP2"])
+@pytest.mark.parametrize("way", ["DDP", "FSDP2", "apart"])
 @pytest.mark.parametrize("option", OPTIONS)
 def test_with_noise_the_ranks_stay_together(way: str, option: str) -> None:
     first, second = together(trained, way, option, 1.0)

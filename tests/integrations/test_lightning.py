@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import os
 import subprocess
 import sys
 import warnings
@@ -757,6 +758,35 @@ def test_two_processes_train_the_same_twins_and_can_be_resumed(tmp_path: Path) -
     assert_same_bits(first[2], first[1])
     assert first[3] == second[3] == 14  # they share an epoch of batches of ten
     assert first[4]["unseen_loss"] == second[4]["unseen_loss"]
+
+
+BY_NAME = """
+import sys, torch
+import lightning.pytorch as pl
+from test_lightning import DATA, Net
+from twinboot.integrations.lightning import TwinModule
+
+quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+run = pl.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, **quiet)
+run.fit(found := TwinModule(Net(), DATA, batch_size=5))
+torch.save({"steps": torch.tensor(run.global_step), **found.twins.state_dict()}, f"{sys.argv[1]}/{run.global_rank}.pt")
+"""
+
+
+def test_ddp_by_its_name_alone(tmp_path: Path) -> None:
+    """As in a user's script, which Lightning starts once more for the second process."""
+    script = tmp_path / "script.py"
+    script.write_text(BY_NAME)
+    here = Path(__file__).parent
+    known = os.pathsep.join([*map(str, (here, here.parent)), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": known}
+    run = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)], env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert run.returncode == 0, run.stderr
+    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
+    assert first["steps"] == 14  # they share an epoch of batches of ten
+    assert_same_bits(first, second)
 
 
 def test_without_lightning_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -263,6 +263,12 @@ def test_a_network_of_ones_own_and_early_stopping() -> None:
     assert len(classifier(patience=None).fit(x, y).history_["epoch"]) == TINY["epochs"]
 
 
+def test_by_default_training_stops_when_unseen_rows_are_predicted_worse() -> None:
+    rng = np.random.default_rng(0)  # labels that nothing tells, so that all there is to learn is wrong
+    model = TwinBootClassifier(random_state=0).fit(rng.normal(size=(200, 5)), rng.integers(2, size=200))
+    assert len(model.history_["epoch"]) == model.best_epoch_ + model.patience < model.epochs
+
+
 @pytest.mark.parametrize("n", [2, 3, 5])
 @pytest.mark.parametrize("make", [classifier, regressor])
 def test_a_handful_of_rows_is_enough_to_predict_and_too_few_for_intervals(make: Any, n: int) -> None:
