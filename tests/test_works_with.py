@@ -85,13 +85,15 @@ def trained(way: str, option: str, scale: float) -> dict[str, Tensor]:
         if number == STEPS:
             break
     assert (compiler.frame_count > 0) == (option == "compile")
-    if scale:  # what is computed has the noise in it
+    if scale:  # what is computed has the noise in it, inside the block alone
         twins.eval()
-        with torch.no_grad():
+        with torch.no_grad(), cast:
             clean = call(*(x for x, _ in pair))
             with twins.sampled(scale):
                 noisy = call(*(x for x, _ in pair))
+            again = call(*(x for x, _ in pair))
         assert not any(map(torch.equal, clean, noisy))
+        assert all(map(torch.equal, clean, again))
     twins.reset()
     estimate = twins.estimate(model(option, seed=9))  # any instance will do
     return {**estimate.state_dict(), "sigma": twins.partition.sigma.clone()}

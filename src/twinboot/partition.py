@@ -110,9 +110,9 @@ class Partition(nn.Module):
     def add_squares_(
         self, total: Tensor, which: Sequence[int], deviations: Sequence[Tensor], like: Sequence[Tensor]
     ) -> None:
-        """Add to `total`, behind each sigma, the squared deviations of some parameters, by their places here. Where the
-        parameters, which `like` shows, are sharded, deviations are those of the part that is here, and sums are over
-        all."""
+        """Add to `total`, behind each sigma, the squared deviations of some parameters, by their places here, in order.
+        Where the parameters, which `like` shows, are sharded, deviations are those of the part that is here, and sums
+        are over all."""
         by_holders: dict[tuple[Any, ...], list[tuple[int, Tensor, Tensor]]] = {}
         for i, deviation, p in zip(which, deviations, like, strict=True):
             by_holders.setdefault(holders(p), []).append((i, wide(deviation), p))
