@@ -7,8 +7,13 @@ import torch
 
 # Read by scipy when it is first imported; without it scikit-learn leaves out one of its checks of an estimator.
 os.environ.setdefault("SCIPY_ARRAY_API", "1")
-# The tests run in as many processes as there are cores, and threads of all of them would wait for each other.
-torch.set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """One thread, in each test and before its fixtures: the tests run in as many processes as there are cores. Trainers
+    change it to what suits the machine, and with another number BatchNorm's sums have other bits."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
