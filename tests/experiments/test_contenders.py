@@ -11,7 +11,8 @@ from torch.utils.data import TensorDataset
 
 from twinboot import Bootstrap, Estimate, calibration, fit
 from twinboot.experiments import networks
-from twinboot.experiments.contenders import HELD_OUT, METHODS, TWINS, Task, Trained, longer
+from twinboot.experiments.contenders import HELD_OUT, METHODS, Task, Trained, longer
+from twinboot.experiments.recipes import TWINS
 from twinboot.optimizers import adam
 
 

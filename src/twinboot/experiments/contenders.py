@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import pandas as pd
 import torch
@@ -32,11 +32,11 @@ from ..optimizers import adam
 from ..randomness import own_randomness
 from ..twins import Twins
 from .experiment import Tick, UnavailableError
+from .recipes import DROPOUT, TWINS, Recipe
 from .single import LOOK, MakeOptimizer, Single, Split, accuracy, logits_of, plain
 
 HELD_OUT = round(UNSEEN, 3)  # of the images: as many as no twin sees
 MORE = 1.4  # times the epochs: a limit for what twins may cost, not what they do cost, which `images_cost.py` measures
-DROPOUT = 0.2  # after each pooling
 AVERAGED = 0.75  # of the epochs are over when SWA begins to average
 
 Predict = Callable[[Tensor], Tensor]  # images -> probabilities [images, classes]
@@ -140,19 +140,6 @@ def require_ivon() -> Any:
     return IVON
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """How twins are trained; the defaults are those of `fit`."""
-
-    mode: Literal["sample", "mean", "centered"] = "sample"
-    resample: Literal["draws", "counts"] = "counts"
-    decay: bool = False  # of the learning rate, along a cosine
-    noise: float = 1.0
-    reset: int = 1  # every so many epochs
-    groups: str = "layer"
-    dropout: float = 0.0
-
-
 def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -> Trained:
     data, bootstrap = TensorDataset(task.x, task.y), Bootstrap(len(task.y), seed=task.seed)
     images = Split(task.x, task.y, held_out=bootstrap.unseen)
@@ -181,7 +168,7 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
         optimizer=lambda p: adam(p, task.rate),
         scheduler=(lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, task.epochs)) if recipe.decay else None,
         epochs=task.epochs,
-        batch_size=task.batch,
+        batch_size=round(recipe.batch * task.batch),
         groups=recipe.groups,
         reset=resets.every(recipe.reset),
         mode=recipe.mode,
@@ -276,18 +263,6 @@ def _device(model: nn.Module) -> torch.device:
 
 
 Method = Callable[[Task, Path, Tick], Trained]
-TWINS = {
-    "twins": ("Twin-Boot", Recipe()),
-    "twins-draws": ("Twin-Boot with draws", Recipe(resample="draws")),
-    "twins-units": ("Twin-Boot with a sigma for each unit", Recipe(groups="unit")),
-    "twins-centered": ("Twin-Boot with the centered reset", Recipe(mode="centered")),
-    "twins-mean": ("Twin-Boot with the mean reset", Recipe(mode="mean")),
-    "twins-rare": ("Twin-Boot with a reset every 4 epochs", Recipe(reset=4)),
-    "twins-loud": ("Twin-Boot with twice the noise", Recipe(noise=2.0)),
-    "twins-decay": ("Twin-Boot with decay of the rate, centered reset", Recipe(mode="centered", decay=True)),
-    "twins-dropout": ("Twin-Boot with dropout", Recipe(dropout=DROPOUT / 2)),
-    "twins-dropout-more": ("Twin-Boot with twice that dropout", Recipe(dropout=DROPOUT)),
-}
 METHODS: dict[str, Method] = {
     "hold-out": hold_out,
     "single": single,

@@ -10,13 +10,13 @@ import math
 import pandas as pd
 from matplotlib.figure import Figure
 
-from .contenders import TWINS
 from .experiment import Status, Tables, Verdict
 from .images_config import PRESETS, Config
 from .images_cost import KINDS, ratios
 from .images_figure import draw, sigma_by_layer
 from .images_run import chosen, parts
 from .intervals import interval, with_error
+from .recipes import TWINS
 
 TITLE = "Images: networks that know when they are wrong"
 QUESTION = (

@@ -15,8 +15,9 @@ from ..bootstrap import Bootstrap
 from ..fit import Best
 from ..optimizers import adam
 from ..training import Training
-from .contenders import DROPOUT, TWINS, Task, variational
+from .contenders import Task, variational
 from .experiment import Tick
+from .recipes import DROPOUT, TWINS
 from .single import Single, Split, plain
 
 TURNS = 3
@@ -71,7 +72,7 @@ def _epoch(kind: str, task: Task) -> Callable[[int], float]:
         network,
         data,
         "classification",
-        batch_size=task.batch,
+        batch_size=round(recipe.batch * task.batch),
         groups=recipe.groups,
         resample=recipe.resample,
         bootstrap=bootstrap,

@@ -1,0 +1,42 @@
+"""The ways in which twins are trained on images, to find out what helps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..loader import Resample
+from ..resets import Mode
+
+DROPOUT = 0.2  # after each pooling, of the single model that has it
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How twins are trained; the defaults are those of `fit`."""
+
+    mode: Mode = "sample"
+    resample: Resample = "counts"
+    decay: bool = False  # of the learning rate, along a cosine
+    noise: float = 1.0
+    reset: int = 1  # every so many epochs
+    groups: str = "layer"
+    dropout: float = 0.0
+    batch: float = 1.0  # times that of the others; with counts, of as many draws there are fewer images
+
+
+# Method -> its name in the table, and what it is.
+TWINS = {
+    "twins": ("Twin-Boot", Recipe()),
+    "twins-draws": ("Twin-Boot with draws", Recipe(resample="draws")),
+    "twins-units": ("Twin-Boot with a sigma for each unit", Recipe(groups="unit")),
+    "twins-centered": ("Twin-Boot with the centered reset", Recipe(mode="centered")),
+    "twins-mean": ("Twin-Boot with the mean reset", Recipe(mode="mean")),
+    "twins-rare": ("Twin-Boot with a reset every 4 epochs", Recipe(reset=4)),
+    "twins-loud": ("Twin-Boot with twice the noise", Recipe(noise=2.0)),
+    "twins-decay": ("Twin-Boot with decay of the rate, centered reset", Recipe(mode="centered", decay=True)),
+    "twins-dropout": ("Twin-Boot with dropout", Recipe(dropout=DROPOUT / 2)),
+    "twins-dropout-more": ("Twin-Boot with twice that dropout", Recipe(dropout=DROPOUT)),
+    "twins-units-dropout": ("Twin-Boot with units and dropout", Recipe(groups="unit", dropout=DROPOUT / 2)),
+    "twins-large": ("Twin-Boot with more draws to a batch", Recipe(batch=1 / (1 - 1 / math.e))),
+}
