@@ -27,14 +27,14 @@ from twinboot import Apart, Twins
 from twinboot.experiments import networks
 
 STEPS, BATCHES = 4, (8, 64)
-ALONE, ONCE = "one twin in each of two processes", "the same, `sampled(once=True)`"
-CASES = {"plain training": 1, ALONE: 2, ONCE: 2, "both twins in one process": 1}  # -> processes
+ALONE, LEAN = "one twin in each of two processes", "the same, `sampled(lean=True)`"
+CASES = {"plain training": 1, ALONE: 2, LEAN: 2, "both twins in one process": 1}  # -> processes
 
 
 def measure(case: str, batch: int, rank: int, store: str) -> dict[str, float]:
     """In this process: MiB of the weights of one model, and at most beyond what was there before there was any."""
     torch.set_num_threads(1)
-    if case in (ALONE, ONCE):
+    if case in (ALONE, LEAN):
         distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("twin",))
     x, y = torch.randn(batch, 3, 32, 32), torch.randint(10, (batch,))
@@ -43,7 +43,7 @@ def measure(case: str, batch: int, rank: int, store: str) -> dict[str, float]:
     model = networks.vgg16(10, normalisation="batch")  # a copy of PyTorch's weight norm keeps the original in memory
     weights = sum(p.numel() * p.element_size() for p in model.parameters()) / 2**20
     trained = model
-    if case in (ALONE, ONCE):
+    if case in (ALONE, LEAN):
         trained = Apart(model, mesh, exchange=2, sketch=251)
     elif case.startswith("both"):
         trained = Twins(model)
@@ -51,17 +51,17 @@ def measure(case: str, batch: int, rank: int, store: str) -> dict[str, float]:
     gc.collect()  # of the model that was given, whose copy is trained
     optimizer = torch.optim.Adam(trained.parameters())
     for _ in range(STEPS):
-        optimizer.zero_grad()
         if isinstance(trained, Twins):
-            with trained.sampled(**({"once": True} if case == ONCE else {})):
+            with trained.sampled(**({"lean": True} if case == LEAN else {})):
                 for twin in trained:
                     F.cross_entropy(twin(x), y).backward()
-            optimizer.step()
-            trained.update()
-            trained.reset()
         else:
             F.cross_entropy(trained(x), y).backward()
-            optimizer.step()
+        optimizer.step()
+        optimizer.zero_grad()
+        if isinstance(trained, Twins):
+            trained.update()
+            trained.reset()
     found = {"weights": weights, "peak": resident("VmHWM") - before}
     if distributed.is_initialized():
         distributed.barrier()
@@ -99,11 +99,9 @@ and BatchNorm ({weights:.0f} MiB of weights), each with an update and a reset.
   activations; with twins also the clean weights while noise is on them, and what comes from the other twin, a tensor at
   a time. Of two processes it is the one that needed more.
 - Beside plain training a process with one twin needs those clean weights, one number for each weight besides the four
-  of Adam's training. With `sampled(once=True)`, for a block with a single backward pass, a gradient takes the place of
-  its clean weight: four numbers, as in plain training. What is left is at the end of the forward pass, when all clean
-  weights and all activations are there, but no gradients yet.
-- A reset takes several times the largest tensor, which here has a sixth of the weights, when activations and clean
-  weights are gone.
+  of Adam's training. With `sampled(lean=True)` it does not: the weights stay clean, and each operation that reads one
+  gets a noisy tensor for as long as it runs. Noise is then drawn twice, for the forward and the backward pass.
+- A reset takes several times the largest tensor, when activations, gradients and clean weights are gone.
 """
 
 

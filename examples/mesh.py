@@ -31,9 +31,9 @@ loader = PairedLoader(train, bootstrap, batch_size=128 // ranks, share=twins.sha
 
 for _ in range(6):
     for [(x, y)] in loader:  # a batch for the twin of this process
-        # Weights + N(0, sigma^2), drawn by each process for itself. With a single backward pass in the block, each
-        # weight can be put back as soon as its gradient is there, which saves the memory of the clean ones.
-        with twins.sampled(once=True):
+        # Weights + N(0, sigma^2), drawn by each process for itself; lean: in what operations read of the weights, which
+        # needs no copy of them.
+        with twins.sampled(lean=True):
             F.cross_entropy(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import torch
 from torch import Tensor, nn
 
-from . import seeds
+from . import ranks, seeds
 from .estimate import Estimate, averaged
 from .exchange import copy_first_, gather, gather_each, same_everywhere
 from .groups import Grouping
+from .lean import Lean
 from .noise import in_order
 from .replicate import mean
 from .sharding import is_sharded
@@ -51,8 +52,8 @@ class Apart(Twins):
             as 251. None: sigma stays as it is in between.
 
     A rank holds the weights of one model, and inside `sampled()` once more, to put them back: with Adam, five numbers
-    for each weight instead of the four of plain training. With `sampled(once=True)` the clean weight or the gradient is
-    there, not both. What other twins send comes in parts. Sigma is the same on all ranks.
+    for each weight instead of the four of plain training; with `sampled(lean=True)` it is four, too. What other twins
+    send comes in parts. Sigma is the same on all ranks.
     For the same weights and seed, the exact sigma, a reset and the estimate have the bits that `Twins` in one process
     would give them. The noise of `sampled()` is each rank's own. A generator that is given to `reset` must be seeded
     alike on all ranks.
@@ -107,20 +108,25 @@ class Apart(Twins):
 
     @contextmanager
     def sampled(
-        self, scale: float = 1.0, generator: torch.Generator | None = None, *, once: bool = False
+        self, scale: float = 1.0, generator: torch.Generator | None = None, *, lean: bool = False
     ) -> Iterator[None]:
-        """As for `Twins`; and with `once`, for a block with a single backward pass, each weight is put back as soon as
-        its gradient is there, which then takes the place of the clean weight in memory. Not for a model with activation
-        checkpointing that also uses a weight detached: what it computes again would see the clean one."""
-        try:
-            with super().sampled(scale, generator):
-                assert self._block is not None
-                if once:
-                    self._block.put_back_with_gradients()
-                yield
-        finally:
-            if not self._inside:  # as a block in a block, which is refused, still is
-                self._spare.clear()  # room for the clean weights: where twins are apart, memory is short
+        """As for `Twins`; and with `lean` the weights stay as they are, and what operations read of them is noisy: no
+        second copy of the weights, but noise is drawn twice, for the forward and the backward pass. A compiled model
+        runs as if it were not."""
+        if not lean:
+            try:
+                with super().sampled(scale, generator):
+                    yield
+            finally:
+                if not self._inside:  # as a block in a block, which is refused, still is
+                    self._spare.clear()  # room for the clean weights: where twins are apart, memory is short
+            return
+        self._refuse_inside("sampled()")
+        weights, seed = self._weights()[0], self._next_seed("draws", *ranks.own())
+        if generator is not None:
+            seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+        with Lean(self, self._owners, weights, self.partition.expand(weights, scale), seed) as self._block:
+            yield
 
     @torch.no_grad()
     def update(self) -> None:

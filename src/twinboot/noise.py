@@ -24,10 +24,6 @@ from .sharding import is_sharded, local, reshard
 # From so many weights of all copies on, a thread for each copy pays: 0.73 of the time at 30 million, 0.88 at 7.5
 # million, but 1.3 to 1.5 times at 2 million and below, where it competes with the threads that PyTorch keeps spinning.
 _LARGE = 2**22
-_ONCE = (
-    "inside sampled(once=True) the weights are put back with the first backward pass, so that another one would mix "
-    "noisy and clean ones: use a block for each, or leave once out."
-)
 
 
 def normals(seed: int, generator: torch.Generator | None = None) -> Callable[[Tensor], None]:
@@ -110,7 +106,7 @@ class Noisy:
         copies: the models that are called, as a module that gives them one by one.
         owners: the modules in them that hold the weights.
         weights: what is perturbed, after entering and before calling `watch`.
-        clean: room for the clean weights while the block lasts. An entry is None once its weight was put back.
+        clean: room for the clean weights while the block lasts.
     """
 
     def __init__(
@@ -118,7 +114,7 @@ class Noisy:
         copies: Any,
         owners: Iterable[nn.Module],
         weights: list[Tensor],
-        clean: list[Any],
+        clean: list[Tensor],
     ) -> None:
         self.copies, self.owners, self.weights, self.clean = copies, owners, weights, clean
         self.inside = False
@@ -126,8 +122,7 @@ class Noisy:
         self.hooks: list[Any] = []
 
     def __enter__(self) -> Noisy:
-        with torch.no_grad():
-            torch._foreach_copy_(list(map(local, self.clean)), list(map(local, self.weights)))
+        self._keep()
         self.inside = True
         return self
 
@@ -140,34 +135,10 @@ class Noisy:
             self.hooks.append(owner.register_state_dict_post_hook(partial(self._store_clean)))
         torch.clear_autocast_cache()  # which may hold weights from before the noise, cast to half precision
 
-    def put_back_with_gradients(self) -> None:
-        """Each weight as soon as its gradient is there, in a block with a single backward pass: then all that is to be
-        differentiated with respect to it is done, and the memory of the clean one is free for the gradient."""
-        index = {id(w): i for i, w in enumerate(self.weights)}
-
-        @torch.no_grad()
-        def put_back(w: Tensor) -> None:
-            i = index[id(w)]
-            if self.clean[i] is None:
-                raise RuntimeError(_ONCE)
-            assert self.versions is not None
-            unchanged = w._version == self.versions[i]
-            w.copy_(self.clean[i])
-            self.clean[i] = None
-            if unchanged:  # else leaving the block tells of it
-                self.versions[i] = w._version
-
-        for w in self.weights:
-            if w.requires_grad:  # one that was frozen since waits for the end of the block
-                self.hooks.append(w.register_post_accumulate_grad_hook(put_back))
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         changed = self.versions is not None and self.versions != [w._version for w in self.weights]
-        left = [i for i, clean in enumerate(self.clean) if clean is not None]
         try:
-            if left:
-                with torch.no_grad():
-                    torch._foreach_copy_([local(self.weights[i]) for i in left], [local(self.clean[i]) for i in left])
+            self._put_back()
         finally:
             self.inside = False
             reshard(self.copies)
@@ -179,6 +150,17 @@ class Noisy:
                 "the weights were changed inside sampled(), which puts back the ones from before: "
                 "do that after the block."
             )
+
+    @torch.no_grad()
+    def _keep(self) -> None:
+        torch._foreach_copy_(list(map(local, self.clean)), list(map(local, self.weights)))
+
+    @torch.no_grad()
+    def _put_back(self) -> None:
+        torch._foreach_copy_(list(map(local, self.weights)), list(map(local, self.clean)))
+
+    def _copy_of_clean(self, i: int) -> Tensor:
+        return self.clean[i].clone()
 
     def _refuse_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         noisy = set(map(id, self.weights))
@@ -193,8 +175,6 @@ class Noisy:
         and checkpointed activations, which are computed again in that pass, would silently use the clean ones."""
         if torch.compiler.is_compiling():  # a compiled graph saves its weights, and PyTorch does notice
             return
-        if any(clean is None for clean in self.clean):
-            raise RuntimeError(_ONCE)
         if isinstance(output, Mapping):
             output = list(output.values())
         elif not isinstance(output, (Tensor, tuple, list)):  # a dataclass, perhaps
@@ -211,10 +191,10 @@ class Noisy:
             )
 
     def _store_clean(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-        clean = dict(zip(map(id, self.weights), self.clean, strict=True))
+        places = {id(w): i for i, w in enumerate(self.weights)}
         for name, p in module._parameters.items():
-            if clean.get(id(p)) is not None and prefix + name in state:
-                state[prefix + name] = clean[id(p)].clone()
+            if id(p) in places and prefix + name in state:
+                state[prefix + name] = self._copy_of_clean(places[id(p)])
 
     def __reduce__(self) -> Any:
         """A copy or pickle of a module takes its hooks along, and so comes here."""
