@@ -428,8 +428,8 @@ def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_fault_of_our_own_does_not_blame_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "twinboot.integrations.pairs", None)
-    with pytest.raises(ImportError, match=r"import of twinboot\.integrations\.pairs halted"):
+    monkeypatch.setitem(sys.modules, "twinboot.fittings.pairs", None)
+    with pytest.raises(ImportError, match=r"import of twinboot\.fittings\.pairs halted"):
         imported_anew(monkeypatch)
 
 

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
 
 from twinboot import Bootstrap, PairedLoader, Twins, resets
-from twinboot.integrations import limits, wrapper
+from twinboot.fittings import limits, wrapper
 from twinboot.integrations.lightning import TwinModule
 
 DATA = classes(64)  # of each twin seven batches of ten an epoch, the last one smaller
@@ -799,9 +799,9 @@ def test_without_lightning_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -
 def test_what_fails_to_import_in_the_package_itself_is_not_taken_for_a_missing_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "twinboot.integrations.wrapper", None)
+    monkeypatch.setitem(sys.modules, "twinboot.fittings.wrapper", None)
     monkeypatch.delitem(sys.modules, "twinboot.integrations.lightning")
-    with pytest.raises(ImportError, match=r"twinboot\.integrations\.wrapper"):
+    with pytest.raises(ImportError, match=r"twinboot\.fittings\.wrapper"):
         importlib.import_module("twinboot.integrations.lightning")
 
 

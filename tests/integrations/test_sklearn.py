@@ -28,7 +28,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 from twinboot import Estimate
-from twinboot.integrations.rows import Rows, Shares, ordered, shared
+from twinboot.fittings.rows import Rows, Shares, ordered, shared
 from twinboot.integrations.sklearn import TwinBootClassifier, TwinBootRegressor
 
 TINY: dict[str, Any] = {"hidden": (8,), "epochs": 8, "learning_rate": 0.1, "samples": 2}

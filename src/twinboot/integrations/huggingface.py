@@ -53,6 +53,10 @@ except ImportError as error:
 from .. import resets
 from ..bootstrap import Bootstrap
 from ..estimate import Estimate
+from ..fittings.pairs import Algorithm, Pair
+from ..fittings.pretrained import Logits, load, read_sigma, renamed, take_mean, task_of, with_task, write_sigma
+from ..fittings.resuming import read_twins, write_twins
+from ..fittings.trainers import SPREAD, called_by_trainer, refuse, workers
 from ..groups import Grouping
 from ..judging import ENOUGH, Judge
 from ..loader import PairedLoader, require_map_style
@@ -60,10 +64,6 @@ from ..partition import Partition
 from ..prediction import Prediction, Task
 from ..replicate import replicate
 from ..twins import Twins
-from .pairs import Algorithm, Pair
-from .pretrained import Logits, load, read_sigma, renamed, take_mean, task_of, with_task, write_sigma
-from .resuming import read_twins, write_twins
-from .trainers import SPREAD, called_by_trainer, refuse, workers
 
 __all__ = ["TwinTrainer", "load"]
 

@@ -49,16 +49,16 @@ except ImportError as error:
 
 from .. import ranks, resets
 from ..bootstrap import Bootstrap
+from ..fittings import limits
+from ..fittings.epochs import Pairs
+from ..fittings.means import Mean
+from ..fittings.wrapper import Loss
 from ..groups import Grouping
 from ..judging import Judge
 from ..loader import PairedLoader, Resample, require_map_style
 from ..randomness import own_randomness
 from ..replicate import replicate
 from ..twins import Twins
-from . import limits
-from .epochs import Pairs
-from .means import Mean
-from .wrapper import Loss
 
 
 class TwinModule(Mean):

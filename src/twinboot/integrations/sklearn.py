@@ -37,12 +37,12 @@ try:
     from sklearn.base import ClassifierMixin, RegressorMixin
     from sklearn.utils.multiclass import check_classification_targets
 
-    from .estimator import TwinBoot
+    from ..fittings.estimator import TwinBoot
 except ImportError as error:
     raise ImportError(f"these estimators need scikit-learn 1.6 or newer: {how_to_install('sklearn')}") from error
 
+from .. import conformal
 from ..bootstrap import UNSEEN
-from . import conformal
 
 ENOUGH = 50  # unseen rows for a temperature: fewer would leave it to chance
 LEAST_NOISE = 0.05  # share of the squared errors, where the draws alone vary more than those

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from twinboot.integrations.rows import Rows, moments, ordered, shared
+from twinboot.fittings.rows import Rows, moments, ordered, shared
 
 
 def table(n: int = 40) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

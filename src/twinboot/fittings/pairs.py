@@ -14,7 +14,7 @@ from transformers import TrainerCallback
 from ..twins import Twins
 
 if TYPE_CHECKING:
-    from .huggingface import TwinTrainer
+    from ..integrations.huggingface import TwinTrainer
 
 
 class Pair(nn.Module):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from twinboot.integrations.conformal import quantile
+from twinboot.conformal import quantile
 
 
 @pytest.mark.parametrize(("n", "level"), [(9, 0.9), (18, 0.9), (30, 0.5), (57, 0.8)])

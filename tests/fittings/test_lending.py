@@ -10,7 +10,7 @@ import torch
 from loops import assert_same_bits, mlp, seeded
 from torch import Tensor, nn
 
-from twinboot.integrations.lending import Passed, imitate, lend, lent, unite
+from twinboot.fittings.lending import Passed, imitate, lend, lent, unite
 
 
 class Tied(nn.Module):
