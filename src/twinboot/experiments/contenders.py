@@ -108,10 +108,20 @@ def longer(epochs: int) -> int:
 
 
 def dropout(task: Task, scratch: Path, tick: Tick) -> Trained:
-    run = _single(task, scratch, tick, network=task.network(dropout=DROPOUT, seed=task.seed))
+    return _dropout(task, scratch, tick)
+
+
+def dropout_seen(task: Task, scratch: Path, tick: Tick) -> Trained:
+    """MC dropout without the images that no twin sees, to tell what those bring it."""
+    return _dropout(task, scratch, tick, ", on what twins see", Bootstrap(len(task.y), seed=task.seed).unseen)
+
+
+def _dropout(task: Task, scratch: Path, tick: Tick, on: str = "", held: Tensor | None = None) -> Trained:
+    run = _single(task, scratch, tick, network=task.network(dropout=DROPOUT, seed=task.seed), held=held)
     model = run.of("last")
     masks = _over_draws(task, run.device, lambda x: logits_of(model, x, dropping=True))
-    return _told(run, {"MC dropout": masks, "dropout, mean": _mean(model)})
+    rows = {f"MC dropout{on}": masks, f"dropout, mean{on}": _mean(model)}
+    return _told(run, rows, dict.fromkeys(rows, len(run.images.trained_on) / len(task.y)))
 
 
 def ivon(task: Task, scratch: Path, tick: Tick) -> Trained:
@@ -267,6 +277,7 @@ METHODS: dict[str, Method] = {
     "hold-out": hold_out,
     "single": single,
     "dropout": dropout,
+    "dropout-seen": dropout_seen,
     "ivon": ivon,
     **{method: partial(twins, name=name, recipe=recipe) for method, (name, recipe) in TWINS.items()},
 }

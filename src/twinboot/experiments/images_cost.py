@@ -23,7 +23,8 @@ from .single import Single, Split, plain
 TURNS = 3
 MOST = 5000  # images
 # Method -> the kind of its epochs.
-KINDS = {"hold-out": "single", "single": "single", "dropout": "dropout", "ivon": "ivon", **{m: m for m in TWINS}}
+KINDS = {"hold-out": "single", "single": "single", "dropout": "dropout", "dropout-seen": "dropout", "ivon": "ivon"}
+KINDS |= {method: method for method in TWINS}
 
 
 def kinds(methods: tuple[str, ...]) -> list[str]:
