@@ -19,6 +19,7 @@ from twinboot.experiments.experiment import UnavailableError, Verdict
 from twinboot.experiments.images import AS_LONG, BASE, DRAWS, OURS, OURS_LAST, OURS_MEAN, Config
 from twinboot.experiments.images_config import PRESETS
 from twinboot.experiments.images_run import chosen, parts
+from twinboot.experiments.recipes import TWINS
 from twinboot.experiments.store import Run, carry_out
 from twinboot.report import _reasons
 
@@ -139,9 +140,33 @@ def test_a_table_of_what_was_tried_needs_something_to_compare() -> None:
     without = {**tables, "rows": tables["rows"][~tables["rows"]["row"].str.startswith(DRAWS)]}
     unknown = with_values(f"{OURS}, calibrated", unseen=(1.0, math.nan))
     older = {**tables, "rows": tables["rows"].drop(columns="unseen")}
-    one = dataclasses.replace(SMALL, seeds=1)
-    for config, own in ((SMALL, without), (SMALL, unknown), (SMALL, older), (one, tables)):
-        assert not any(title.startswith("What was tried") for title in images.numbers(config, own))
+    one = {**tables, "rows": tables["rows"][tables["rows"]["seed"] == 0]}
+    for own in (without, unknown, older, one):
+        assert not any(title.startswith("What was tried") for title in images.numbers(SMALL, own))
+
+
+def test_what_is_screened_runs_with_the_first_seed_and_is_told_of_as_such() -> None:
+    config = dataclasses.replace(SMALL, screened=("twins-units",))
+    names = [part.name for part in parts(config)]
+    assert [name for name in names if "units" in name] == ["seed 0 twins-units"]
+    assert len(names) == len(parts(SMALL)) + 1
+    rows, name = small().tables["rows"], TWINS["twins-units"][0]
+    first = rows[(rows["seed"] == 0) & (rows["method"] == "twins")]
+    other = first.assign(row=first["row"].str.replace(OURS, name), method="twins-units", unseen=first["unseen"] + 0.1)
+    turns = small().tables["turns"]
+    times = pd.concat([turns, turns[turns["kind"] == "twins"].assign(kind="twins-units")])
+    tables = {**small().tables, "rows": pd.concat([rows, other]), "turns": times}
+    [table] = [t for title, t in images.numbers(config, tables).items() if title.startswith("What was tried")]
+    line = table.set_index("").loc[name]
+    assert line["seeds"] == 1
+    assert line["NLL, unseen"] == "+0.100"
+    assert line["than Twin-Boot"] == "worse"
+    assert table.set_index("").loc[DRAWS, "seeds"] == 2
+
+
+def test_a_part_of_the_test_images_decides_nothing() -> None:
+    assert images.verdicts(SMALL, small().tables)
+    assert not images.verdicts(dataclasses.replace(SMALL, test=100), small().tables)
 
 
 def beats(tables: dict[str, pd.DataFrame]) -> "pd.Series[str]":
@@ -280,6 +305,10 @@ def test_the_help_of_the_methods_names_all_of_them() -> None:
         ({"preset": "imagenet"}, "unknown preset 'imagenet': use digits, cifar10-5k"),
         ({"methods": ("twin",)}, "unknown method 'twin': use hold-out"),
         ({"methods": ("twins", "twins")}, "none twice"),
+        ({"methods": ()}, "methods must have at least one value"),
+        ({"screened": ("twin",)}, "unknown method 'twin': use hold-out"),
+        ({"screened": ("twins-units", "twins-units")}, "none twice"),
+        ({"screened": ("twins",)}, "twins runs with all seeds, so that it can't be screened"),
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"samples": 1}, "samples must be at least 2"),
         ({"test": 10}, "test must be at least 100"),

@@ -52,6 +52,8 @@ class Config:
     twins-centered, twins-mean, twins-rare, twins-loud, twins-decay, twins-dropout, twins-dropout-more,
     twins-units-dropout and twins-large.
     By default the preset's: digits has hold-out, single, dropout and twins."""
+    screened: tuple[str, ...] = ()
+    """Other methods that run with the first seed alone, to see which are worth all of them."""
     epochs: int | None = None
     """By default the preset's."""
     seeds: int | None = None
@@ -74,10 +76,14 @@ class Config:
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:
             raise ValueError(f"unknown preset {self.preset!r}: use {', '.join(PRESETS)}.")
-        if unknown := [m for m in self.methods or () if m not in METHODS]:
+        if unknown := [m for m in (*(self.methods or ()), *self.screened) if m not in METHODS]:
             raise ValueError(f"unknown method {unknown[0]!r}: use {', '.join(METHODS)}.")
         if self.methods is not None:
             refuse_repeated(self, "methods")
+        if self.screened:
+            refuse_repeated(self, "screened")
+        if both := set(self.screened) & set(self.methods or PRESETS[self.preset].methods):
+            raise ValueError(f"{both.pop()} runs with all seeds, so that it can't be screened.")
         for name, least in (("epochs", 1), ("seeds", 1), ("batch", 2), ("samples", 2), ("test", 100)):
             value = getattr(self, name)
             if value is not None and value < least:

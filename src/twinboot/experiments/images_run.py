@@ -47,10 +47,10 @@ def parts(config: Config) -> list[Part]:
     length = {"single": longer(epochs) + epochs}
     found = [
         Part(f"seed {seed} {method}", length.get(method, epochs), partial(_run, config, method, seed), resumes=True)
-        for method in methods
-        for seed in range(number)
+        for method in (*methods, *config.screened)
+        for seed in range(number if method in methods else 1)
     ]
-    return [*found, Part("cost", (TURNS + 1) * len(kinds(methods)), partial(_cost, config))]
+    return [*found, Part("cost", (TURNS + 1) * len(kinds((*methods, *config.screened))), partial(_cost, config))]
 
 
 @cache  # said once, however often the parts are asked for
@@ -74,7 +74,7 @@ def _require(config: Config) -> None:
         raise UnavailableError(str(error)) from None
     if config.test and config.test > there:
         raise UnavailableError(f"there are {there} test images, so that test can't be {config.test}.")
-    if "ivon" in (config.methods or ()):
+    if "ivon" in (*(config.methods or ()), *config.screened):
         require_ivon()
 
 
@@ -99,7 +99,7 @@ def _run(config: Config, method: str, number: int, tick: Tick, scratch: Path) ->
 
 
 def _cost(config: Config, tick: Tick) -> dict[str, pd.DataFrame]:
-    return {"turns": turns(_task(config, 0)[0], chosen(config)[0], tick)}
+    return {"turns": turns(_task(config, 0)[0], (*chosen(config)[0], *config.screened), tick)}
 
 
 def _task(config: Config, number: int) -> tuple[Task, Moments]:
