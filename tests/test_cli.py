@@ -170,7 +170,7 @@ def test_trouble_with_files_gets_one_line_and_code_1(toys: None, tmp_path: Path,
 def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(tmp_path: Path) -> None:
     """A real process, stopped by a real signal in the middle of its run."""
     few = ["--rates", "0.1", "--batches", "10", "--noises", "0.3", "--sizes", "20", "30", "60000", "--seeds", "5"]
-    command = [sys.executable, "-m", "twinboot.cli", "sweeps", *few, "--epochs", "13", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "twinboot", "sweeps", *few, "--epochs", "13", "--out", str(tmp_path)]
     heeds: Any = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 - a shell's background jobs do not
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=heeds)
     parts, deadline = tmp_path / "sweeps" / "parts", time.monotonic() + 120
@@ -188,19 +188,19 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(tmp_path: Path) 
 
 def test_a_reader_that_leaves_is_no_error() -> None:
     for unbuffered in ("", "1"):
-        command = f"{sys.executable} -m twinboot.cli --version | true; exit ${{PIPESTATUS[0]}}"
+        command = f"{sys.executable} -m twinboot --version | true; exit ${{PIPESTATUS[0]}}"
         environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment)
         assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_full_disk_and_no_utf8_get_one_line_or_less() -> None:
-    command = f"{sys.executable} -m twinboot.cli --version > /dev/full"
+    command = f"{sys.executable} -m twinboot --version > /dev/full"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.startswith("twinboot: ")
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    done = subprocess.run([sys.executable, "-m", "twinboot.cli", "--help"], capture_output=True, env=environment)
+    done = subprocess.run([sys.executable, "-m", "twinboot", "--help"], capture_output=True, env=environment)
     assert (done.returncode, done.stderr) == (0, b"")
 
 

@@ -179,7 +179,3 @@ def _progress(name: str, parts: list[Part]) -> Iterator[Callable[[Part], Tick]]:
             return lambda: bars.advance(task)
 
         yield begin
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,7 @@
+"""`python -m twinboot`, for where the command is not on the path."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())
