@@ -57,8 +57,8 @@ def test_sigma_is_told_for_each_layer_and_epoch_and_the_figure_and_verdicts_come
     assert set(sigma["layer"]) == layers
     assert len(sigma) == 2 * 2 * 2 * len(layers)  # methods, seeds, epochs
     drawn = images.figure(run.config, run.tables)
-    assert [len(part.axes) for part in drawn.subfigs] == [3, 2, 2]
-    assert [label.get_text() for label in drawn.subfigs[1].axes[1].get_yticklabels()] == list(
+    assert [len(part.axes) for part in drawn.subfigs] == [3, 2, 3]
+    assert [label.get_text() for label in drawn.subfigs[1].axes[1].get_xticklabels()] == list(
         dict.fromkeys(sigma["layer"])
     )
     numbers = images.numbers(run.config, run.tables)
@@ -85,18 +85,32 @@ def test_a_reliability_diagram_has_no_dot_for_a_bin_of_very_few_images() -> None
 
 
 def test_each_seed_has_a_dot_of_its_own_and_curves_say_of_which_images() -> None:
-    drawn = images.figure(SMALL, small().tables)
+    drawn, rows = images.figure(SMALL, small().tables), small().tables["rows"]
+    shown = rows[~rows["row"].str.endswith(", last epoch alone")]
+    assert len(shown) == len(rows) - 2 * 2  # of each kind of twins, with each seed
     for axes in drawn.subfigs[2].axes:
         dots = [line for line in axes.lines if line.get_marker() == "o" and len(line.get_xdata())]
         heights = [height for line in dots for height in line.get_ydata()]
-        assert len(set(heights)) == len(small().tables["rows"])
+        assert len(set(heights)) == len(shown)
         assert max(abs(height - round(height)) for height in heights) < 0.3  # clear of those of its neighbours
-    assert [axes.get_title() for axes in drawn.subfigs[2].axes] == ["Negative log-likelihood", "Calibration error"]
+    titles = [axes.get_title() for axes in drawn.subfigs[2].axes]
+    assert titles == ["Accuracy", "Negative log-likelihood", "Calibration error"]
     legend = drawn.subfigs[0].axes[0].get_legend()
     assert legend
     said = [text.get_text() for text in legend.get_texts()]
     assert "single model, its hold-out" in said
     assert "mean of the twins, images that no twin saw" in said
+
+
+def test_the_figure_says_what_draws_are_and_needs_no_sigma() -> None:
+    def names(tables: dict[str, pd.DataFrame]) -> list[str]:
+        return [label.get_text() for label in images.figure(SMALL, tables).subfigs[-1].axes[0].get_yticklabels()]
+
+    tables = small().tables
+    found = names(tables)
+    assert "Twin-Boot with repeated samples, mean" in found
+    assert not any(DRAWS in name for name in found)
+    assert names({name: table for name, table in tables.items() if name != "sigma"}) == found
 
 
 def test_curves_mark_the_epochs_with_the_lowest_loss_of_images_that_are_not_trained_on() -> None:

@@ -26,9 +26,11 @@ QUESTION = (
 CAPTION = (
     "Above: accuracy of the mean of the twins and of a single model on training images and on images that it did not "
     "train on, whose lowest loss tells which epoch is kept with each seed; reliability diagrams on the test images, "
-    "where the diagonal is perfect and bins of very few images have no dot. Below: sigma of each layer over the epochs "
-    "and at the end; negative log-likelihood and calibration error of each row of the table, a dot for each seed and a "
-    "bar for their mean."
+    "where the diagonal is perfect and bins of very few images have no dot. Middle: sigma of each layer over the "
+    "epochs and at the end. Below: accuracy, negative log-likelihood and calibration error on the test images, of each "
+    "row of the table but for those of the last epoch alone, a dot for each seed and a bar for their mean. Rows that "
+    'end in "mean" predict with one model, without draws of its weights. Twins "with repeated samples", in the table '
+    '"with draws", read a sample as often as the bootstrap drew it; the others read it once, with a weight.'
 )
 QUICK = Config(methods=("hold-out", "single", "dropout", "twins"), epochs=8, seeds=1)
 

@@ -1,4 +1,4 @@
-"""Figures 4 and 5, and where each method stands in likelihood and calibration."""
+"""Figures 4 and 5, and where each method stands in accuracy, likelihood and calibration."""
 
 from __future__ import annotations
 
@@ -8,28 +8,35 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
 
 from .. import plots
 from .experiment import Tables
+from .recipes import TWINS
 
 LEAST = 0.005  # of the images: a bin with fewer of them is drawn without its accuracy
 SPREAD = 0.45  # of the height of a row is for its dots, so that they stay clear of its neighbours
+LEFT_OUT = ", last epoch alone"  # rows that are there for their gap, which the figure does not show
+DRAWS, REPEATED = TWINS["twins-draws"][0], "Twin-Boot with repeated samples"  # draws are of weights elsewhere here
+UPRIGHT = 10  # names of layers beside each other, at most, before they are turned
 
 
 def draw(tables: Tables, base: str, ours: str) -> Figure:
-    heights = 5.5, max(5.5, 1.2 + 0.35 * tables["rows"]["row"].nunique())  # room for each row
-    drawn = Figure(figsize=(16, sum(heights)), layout="constrained")
-    grid = drawn.add_gridspec(2, 2, width_ratios=[1, 1.15], height_ratios=heights)
-    above, left, right = (drawn.add_subfigure(grid[place]) for place in (np.s_[0, :], np.s_[1, 0], np.s_[1, 1]))
-    curves, *diagrams = above.subplots(1, 3)
+    rows = tables["rows"][~tables["rows"]["row"].str.endswith(LEFT_OUT)]
+    heights = {"curves": 5.2, "sigma": 4.4, "rows": 1.4 + 0.36 * rows["row"].nunique()}  # room for each row
+    if "sigma" not in tables:
+        del heights["sigma"]
+    drawn = Figure(figsize=(15, sum(heights.values())), layout="constrained")
+    grid = drawn.add_gridspec(len(heights), 1, height_ratios=list(heights.values()))
+    parts = {name: drawn.add_subfigure(grid[place]) for place, name in enumerate(heights)}
+    curves, *diagrams = parts["curves"].subplots(1, 3)
     _curves(curves, tables["curves"])
     for axes, name, colour in zip(diagrams, (base, ours), plots.TWINS, strict=True):
         _reliability(axes, tables["bins"][tables["bins"]["row"] == name], name, colour)
-    if "sigma" in tables:
-        _sigma(left.subplots(1, 2), tables["sigma"])
-    _standing(right.subplots(1, 2, sharey=True), tables["rows"])
+    if "sigma" in parts:
+        _sigma(parts["sigma"].subplots(1, 2, width_ratios=[1, 1.6]), tables["sigma"])
+    _standing(parts["rows"], rows)
     return drawn
 
 
@@ -55,7 +62,7 @@ def kept_epochs(curves: pd.DataFrame) -> list[int]:
 
 
 def _legend_below(axes: Axes) -> None:
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13))
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16))
 
 
 def _reliability(axes: Axes, bins: pd.DataFrame, name: str, colour: str) -> None:
@@ -96,19 +103,20 @@ def _sigma(both: Sequence[Axes], sigma: pd.DataFrame) -> None:
         over.plot(values, color=colour, label=layer)
     over.xaxis.set_major_locator(MaxNLocator(integer=True))
     over.set(title="Sigma of each layer, colours as beside", xlabel="epoch", ylabel="sigma", ylim=(0, None))
-    final.barh(range(len(mean)), mean.iloc[:, -1], color=colours)
-    final.set(title="Sigma at the end", xlabel="sigma", yticks=range(len(mean)), yticklabels=mean.index)
-    final.invert_yaxis()
+    final.bar(range(len(mean)), mean.iloc[:, -1], color=colours)
+    final.set(title="Sigma at the end", ylabel="sigma", xlim=(-0.6, len(mean) - 0.4))
+    final.set_xticks(range(len(mean)), list(mean.index), rotation=90 if len(mean) > UPRIGHT else 0)
 
 
-def _standing(both: Sequence[Axes], rows: pd.DataFrame) -> None:
-    likelihood, calibration = both
+def _standing(drawn: SubFigure, rows: pd.DataFrame) -> None:
     names = list(dict.fromkeys(rows["row"]))
     shown = {
-        "nll": (likelihood, "Negative log-likelihood", "nats, lower is better"),
-        "ece": (calibration, "Calibration error", "ECE, lower is better"),
+        "accuracy": ("Accuracy", "share that is right, higher is better"),
+        "nll": ("Negative log-likelihood", "nats, lower is better"),
+        "ece": ("Calibration error", "ECE, lower is better"),
     }
-    for column, (axes, title, unit) in shown.items():
+    panels = drawn.subplots(1, len(shown), sharey=True)
+    for axes, (column, (title, unit)) in zip(panels, shown.items(), strict=True):
         for place, name in enumerate(names):
             own = rows[rows["row"] == name][column].to_numpy()
             colour = plots.TWINS[name.startswith("Twin-Boot")]
@@ -116,15 +124,21 @@ def _standing(both: Sequence[Axes], rows: pd.DataFrame) -> None:
             axes.plot([own.mean()] * 2, ends, color=plots.ink(), lw=1.5, zorder=2)
             # One below the other, so that seeds with the same value can all be seen.
             places = place + np.linspace(-0.5, 0.5, len(own)) * SPREAD if len(own) > 1 else [place]
-            axes.plot(own, places, "o", color=colour, ms=4, mew=0, zorder=3)
-        axes.set(title=title, xscale="log", xlabel=unit, yticks=range(len(names)), yticklabels=names)
-        axes.set_xticks(*plots.log_ticks(*axes.get_xlim()))
-        axes.minorticks_off()
-        axes.grid(axis="both", alpha=0.5)
-    likelihood.set_ylim(len(names) - 0.4, -0.6)  # the first on top
+            axes.plot(own, places, "o", color=colour, ms=5, mew=0, zorder=3)
+            if place % 2:  # a strip through all panels, to find the name of a row from the last of them
+                axes.axhspan(place - 0.5, place + 0.5, color=mpl.rcParams["grid.color"], alpha=0.4, lw=0, zorder=0)
+        axes.set(title=title, xlabel=unit)
+        if column == "accuracy":
+            axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+        else:
+            axes.set_xscale("log")
+            axes.set_xticks(*plots.log_ticks(*axes.get_xlim()))
+            axes.minorticks_off()
+        axes.grid(axis="x", alpha=0.7)
+        axes.tick_params(axis="y", length=0)
+    panels[0].set_yticks(range(len(names)), [name.replace(DRAWS, REPEATED) for name in names])
+    panels[0].set_ylim(len(names) - 0.4, -0.6)  # the first on top
     for colour, who in zip(plots.TWINS, ("others", "Twin-Boot"), strict=True):
-        calibration.plot([], [], "o", color=colour, ms=5, label=f"{who}, a dot for each seed")
-    calibration.plot([], [], "|", color=plots.ink(), ms=12, mew=1.5, label="mean over the seeds")
-    figure = calibration.get_figure(root=False)
-    assert figure is not None
-    figure.legend(loc="outside lower right", ncols=3)
+        panels[0].plot([], [], "o", color=colour, ms=5, label=f"{who}, a dot for each seed")
+    panels[0].plot([], [], "|", color=plots.ink(), ms=12, mew=1.5, label="mean over the seeds")
+    drawn.legend(loc="outside lower right", ncols=3)
