@@ -99,6 +99,20 @@ def test_the_results_of_the_readme_are_those_of_the_docs() -> None:
         assert form.format(*re.findall(r"\d+", count)) in said
 
 
+def test_the_images_of_the_readme_are_those_of_the_docs() -> None:
+    [told] = re.findall(r"Of 5,000 images of CIFAR-10, five seeds each.*?\n\n(.*?)\n\n", README, re.DOTALL)
+    header, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in told.splitlines())
+    assert header == ["", "accuracy", "NLL", "ECE", "time"]
+    results = (README_FILE.parent / "docs" / "results.md").read_text()
+    [table] = re.findall(r"\ncifar10-5k, .*?\n\n(.*?)\n\n", results, re.DOTALL)
+    found = {line.split(" | ")[0]: line.split(" | ") for line in table.splitlines()}
+    single = "| single, best loss on a hold-out", "| single, best loss, temperature by the hold-out"
+    names = ("| Twin-Boot", "| Twin-Boot with draws", *single, "| single, averaged, best loss on a hold-out")
+    for name, (_, accuracy, nll, ece, time) in zip((*names, "| SWA", "| MC dropout", "| IVON"), rows, strict=True):
+        row = found[name]
+        assert (row[1], row[2], row[4], row[-2]) == (accuracy, nll, ece, time)
+
+
 def test_the_limits_of_the_readme_are_those_of_the_docs() -> None:
     [told] = re.findall(r"### What to know\n(.*?)(?=\n## )", README, re.DOTALL)
     numbers = re.findall(r"[\d.]+ ± [\d.]*\d", told)
