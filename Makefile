@@ -48,6 +48,7 @@ bench: .venv/ready
 
 # constraints.txt pins what was tested; an open range for torch would always draw the newest build, with CUDA.
 .venv/ready: pyproject.toml constraints.txt
+	@echo "Installing into .venv: a few minutes."
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
