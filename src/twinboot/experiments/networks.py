@@ -18,6 +18,7 @@ from torch.nn.utils import skip_init
 from torch.nn.utils.parametrizations import weight_norm
 
 from .. import seeds
+from ..options import require_whole
 
 Normalisation = Literal["weight", "batch"]
 VGG16 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))  # Simonyan and Zisserman's column D
@@ -173,8 +174,7 @@ def _scaled(size: int, width: float) -> int:
 
 
 def _check(classes: int, channels: int, width: float) -> None:
-    for name, value, least in (("classes", classes, 2), ("channels", channels, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}.")
+    require_whole("classes", classes, 2)
+    require_whole("channels", channels, 1)
     if not 0 < width < float("inf"):
         raise ValueError(f"width must be a positive number, not {width!r}.")
