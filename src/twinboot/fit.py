@@ -30,6 +30,7 @@ from .groups import Grouping
 from .loader import PairedLoader, Resample, require_map_style
 from .logs import open_log, show, show_finished
 from .options import require_known
+from .prediction import Task
 from .replicate import Places
 from .states import pack, require_same, unpack
 from .training import Training
@@ -59,7 +60,7 @@ class Fit:
 def fit(
     model: nn.Module,
     dataset: Dataset[Any],
-    loss: losses.Name | losses.Loss = "classification",
+    loss: Task | losses.Loss = "classification",
     *,
     optimizer: optimizers.Make | None = None,
     scheduler: MakeScheduler | None = None,

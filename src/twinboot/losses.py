@@ -13,10 +13,9 @@ from .options import one_of
 from .prediction import TASKS, Task, checked_labels
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-Name = Task
 
 
-def named(loss: Name | Loss) -> Loss:
+def named(loss: Task | Loss) -> Loss:
     """The loss of each sample, [n], from a model's output and the targets."""
     if callable(loss):
         return _one_each(loss)

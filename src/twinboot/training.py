@@ -29,7 +29,7 @@ class Training:
         self,
         model: nn.Module,
         dataset: Any,
-        loss: losses.Name | losses.Loss,
+        loss: Task | losses.Loss,
         *,
         batch_size: int,
         groups: str | Grouping,

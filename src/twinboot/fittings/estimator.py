@@ -148,7 +148,7 @@ class TwinBoot(BaseEstimator):  # type: ignore[misc]
         layers = [[nn.Linear(before, after), nn.ReLU()] for before, after in pairwise(sizes)]
         return nn.Sequential(*chain.from_iterable(layers), nn.Linear(sizes[-1], outputs))
 
-    def _data(self, rows: Rows) -> tuple[TensorDataset, losses.Name | losses.Loss]:
+    def _data(self, rows: Rows) -> tuple[TensorDataset, Task | losses.Loss]:
         """What `fit` trains on. Weights travel beside the target, since a loss is a function of output and target."""
         x = self._standardised(rows.x).float()
         y = torch.from_numpy(rows.y)
