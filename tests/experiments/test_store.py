@@ -99,6 +99,16 @@ def test_another_config_in_the_same_place_is_refused(tmp_path: Path) -> None:
         carry_out("other", toy, toy.Config(), tmp_path)
 
 
+def test_a_run_from_before_a_setting_was_there_had_its_default(tmp_path: Path) -> None:
+    carry_out("toy", toy, toy.Config(), tmp_path)
+    about = json.loads((tmp_path / "run.json").read_text())
+    del about["config"]["scale"]
+    (tmp_path / "run.json").write_text(json.dumps(about))
+    assert carry_out("toy", toy, toy.Config(), tmp_path).config == toy.Config()
+    with pytest.raises(RunError, match=r"scale 1.0, not 3.0: choose another"):
+        carry_out("toy", toy, toy.Config(scale=3.0), tmp_path)
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

@@ -133,14 +133,14 @@ def _open(name: str, config: Any, directory: Path) -> bool:
     """Begin a run, or go on with one of the same config. True if it is complete."""
     if (directory / "run.json").exists():
         about = _read(directory)
-        wanted = _plain(config)
         if about["experiment"] != name:
             raise RunError(f"{directory} holds a run of {about['experiment']!r}: choose another directory with --out.")
-        if different := [key for key in wanted if about["config"].get(key, ...) != wanted[key]]:
+        wanted, there = _plain(config), _plain(type(config)()) | about["config"]  # what is newer had its default
+        if different := [key for key in wanted if there[key] != wanted[key]]:
             key = different[0]
             raise RunError(
-                f"{directory} holds a run with {key} {about['config'].get(key)}, not {wanted[key]}: choose another "
-                "directory with --out, or delete that one."
+                f"{directory} holds a run with {key} {there[key]}, not {wanted[key]}: choose another directory with "
+                "--out, or delete that one."
             )
         return about["tables"] is not None
     try:
