@@ -2,11 +2,12 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
-from loops import assert_same_bits, mlp
+from loops import assert_same_bits, mlp, snapshot
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
@@ -160,23 +161,68 @@ def test_a_compiled_model_has_the_noise_too() -> None:
     assert noisy.item() == eager.item() != clean
 
 
-class Outside(torch.autograd.Function):
-    """Reads memory without an operation of PyTorch's."""
+@pytest.mark.parametrize("name", ["mlp", "convolutions"])
+def test_where_nothing_is_recorded_the_noise_is_there_too(name: str) -> None:
+    make, data = MODELS[name]
+    model, x = make().eval(), data()
+    reference, weights = copy.deepcopy(model), trained(model)
+    with noisy_reads(weights), torch.no_grad():
+        noisy = [w.clone() for w in weights]
+        plain = model(x)
+    with torch.no_grad():
+        for w, e in zip(trained(reference), noisy, strict=True):
+            w.copy_(e)
+    # In this mode a cast reaches us as one operation that may be a view, and is none.
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        with noisy_reads(weights):
+            cast = model(x)
+            turned = [w.double() for w in weights]
+        expected = reference(x)
+    with torch.no_grad():
+        assert torch.equal(plain, reference(x))
+    assert torch.equal(cast, expected)
+    assert all(torch.equal(t, e.double()) for t, e in zip(turned, noisy, strict=True))
 
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor) -> Tensor:
-        return torch.tensor(float(weight.detach().numpy().sum()))
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        return torch.ones(2) * gradients[0]
+def test_a_pass_from_before_the_block_has_no_backward_pass_inside() -> None:
+    model, x = mlp(), torch.randn(5, 4)
+    before = loss(model, x)
+    with noisy_reads(trained(model)), pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        (loss(model, x) - before).backward()
 
 
-def test_a_weight_that_was_read_past_the_noise_is_noticed() -> None:
-    weight = torch.ones(2, requires_grad=True)
-    with pytest.raises(RuntimeError, match="where no noise reaches it: leave lean out"):  # noqa: SIM117
-        with noisy_reads([weight]):
-            Outside.apply(weight).backward()  # type: ignore[no-untyped-call]
+def test_weights_that_were_converted_in_the_block_are_put_back() -> None:
+    model = mlp()
+    before = snapshot(model)
+    with noisy_reads(trained(model)):
+        model.double().float()
+    assert_same_bits(snapshot(model), before)
+
+
+def test_another_thread_is_refused() -> None:
+    model, x = mlp(), torch.randn(5, 4)
+    block = Lean(nn.ModuleList([model]), [], trained(model), [torch.tensor(SIGMA)] * 4, 3)
+    with block, ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="called in another thread"):
+        pool.submit(model, x).result()
+
+
+def test_gradients_may_go_and_come_without_a_read() -> None:
+    heads = nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 3)])
+    heads.register_parameter("empty", nn.Parameter(torch.zeros(0)))
+    optimizer, x = torch.optim.SGD(heads.parameters(), 0.1), torch.randn(5, 4)
+    for head in heads:
+        with noisy_reads(trained(heads)):
+            optimizer.zero_grad()
+            loss(head, x).backward()
+
+
+def test_memory_of_several_weights_is_not_read_as_one_tensor() -> None:
+    flat = torch.ones(6)
+    weights = [flat[:4].requires_grad_(), flat[4:].requires_grad_()]
+    with noisy_reads(weights):
+        assert not torch.equal(weights[1][1:].detach().clone(), torch.ones(1))
+        with pytest.raises(RuntimeError, match="memory of several weights was read as one tensor: leave lean out"):
+            flat.clone()
 
 
 def test_what_is_written_to_a_weight_is_written_to_the_weight() -> None:
