@@ -35,7 +35,8 @@ def gather_each(tensors: Iterable[Tensor], group: ProcessGroup) -> Iterator[list
     """
     rank = distributed.get_rank(group)
     for bucket in _buckets(tensors):
-        rows = gather(torch.cat([in_order(t.detach()).reshape(-1) for t in bucket]), group)
+        flat = [in_order(t.detach()).reshape(-1) for t in bucket]
+        rows = gather(flat[0] if len(flat) == 1 else torch.cat(flat), group)  # a large tensor is not copied
         received = [row.split([t.numel() for t in bucket]) for row in rows]
         for i, t in enumerate(bucket):
             yield [t if r == rank else _shaped(parts[i], t) for r, parts in enumerate(received)]

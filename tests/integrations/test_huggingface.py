@@ -20,10 +20,13 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, Subset
 from transformers import (
+    BertForQuestionAnswering,
     BertForTokenClassification,
     EarlyStoppingCallback,
     ResNetConfig,
     ResNetForImageClassification,
+    T5Config,
+    T5ForConditionalGeneration,
     Trainer,
     __version__,
     default_data_collator,
@@ -407,6 +410,31 @@ def test_weights_that_accelerate_would_spread_are_refused(
     monkeypatch.setattr(Trainer, "create_accelerator_and_postprocess", believing)
     with pytest.raises(ValueError, match="FSDP and DeepSpeed spread the weights"):
         TwinTrainer(bert(), arguments(tmp_path), train_dataset=sentences())
+
+
+def test_models_that_turn_sentences_into_sentences_train_and_predict_with_inputs_for_the_decoder(
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(1)
+    size = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    model = T5ForConditionalGeneration(T5Config(vocab_size=12, decoder_start_token_id=0, **size))
+    data = [{**row, "labels": row["input_ids"][:2]} for row in sentences()]
+    trainer = TwinTrainer(model, arguments(tmp_path), train_dataset=data)
+    trainer.train()
+    with pytest.raises(ValueError, match="rows to predict need decoder_input_ids"):
+        trainer.predict(data[:4], 2)
+    rows = [{"input_ids": row["input_ids"], "decoder_input_ids": [0, row["labels"][0]]} for row in data[:4]]
+    assert trainer.predict(rows, 2).probs.shape == (4, 12, 2)
+
+
+def test_a_model_without_logits_trains_and_says_why_it_does_not_predict(tmp_path: Path) -> None:
+    data = [{"input_ids": row["input_ids"], "start_positions": 1, "end_positions": 2} for row in sentences()]
+    trainer = TwinTrainer(
+        bert(BertForQuestionAnswering, num_labels=2), arguments(tmp_path, max_steps=2), train_dataset=data
+    )
+    trainer.train()
+    with pytest.raises(TypeError, match="predict needs a model that gives logits, which QuestionAnswering"):
+        trainer.predict(data[:4], 2)
 
 
 def test_a_loss_that_is_not_a_number_stops_the_run(tmp_path: Path) -> None:

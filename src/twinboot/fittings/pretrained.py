@@ -71,7 +71,13 @@ class Logits(nn.Module):
         self.shape: tuple[int, ...] | None = None
 
     def forward(self, number: Tensor) -> Tensor:
-        output = self.model(**self.prepare(self.batches[int(number)]))
+        batch = self.prepare(self.batches[int(number)])
+        try:
+            output = self.model(**batch)
+        except ValueError as error:  # T5's; BART makes them of input_ids
+            if getattr(self.model.config, "is_encoder_decoder", False) and "decoder_input_ids" not in batch:
+                raise ValueError("labels are not looked at, so that rows to predict need decoder_input_ids.") from error
+            raise
         logits = getattr(output, "logits", None)
         if not isinstance(logits, Tensor):
             raise TypeError(f"predict needs a model that gives logits, which {type(output).__name__} has not.")

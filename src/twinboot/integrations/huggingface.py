@@ -152,7 +152,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
 
         `task` follows the model's config: one value, or `problem_type="regression"`, is regression. Classes lie along
         dimension 1 of the prediction, also where a sample has many labels, as in token classification; pad those to one
-        length. Labels in the dataset are not looked at. Of several processes each predicts for the whole dataset.
+        length. Labels in the dataset are not looked at, so that T5 needs decoder_input_ids. Each process predicts all.
         """
         partition, task = self._trained(), task or task_of(self.model)
         self._match_precision()

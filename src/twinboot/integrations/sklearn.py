@@ -5,7 +5,7 @@
     model = TwinBootRegressor(random_state=0).fit(X, y)
     low, high = model.predict_interval(X_new, level=0.9)
 
-The rows that no twin saw, about 13.5 % of them, stop the training and calibrate what is predicted (`rows.py`,
+The rows that no twin saw, about 13.5 % of them, stop the training and calibrate what is predicted (`fittings/rows.py`,
 `conformal.py`). In small tables, where both twins may see every row, other bootstrap samples are drawn until two rows
 are unseen (one, if two cannot be).
 
