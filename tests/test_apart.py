@@ -17,6 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from twinboot import Apart, Blocks, Bootstrap, PairedLoader, Twins
+from twinboot.exchange import gather
 from twinboot.resets import MODES
 
 GROUPS: list[Any] = ["layer", "unit", Blocks((2,))]
@@ -68,22 +69,31 @@ def whole(replicas: int = 2, model: Any = images, **options: Any) -> Twins:
 # --- One process's sigma, resets and estimate, bit for bit
 
 
-def sigma_of_ranks(replicas: int) -> list[Tensor]:
+def sigma_of_ranks(replicas: int, most: int) -> list[Tensor]:
     grid, found = mesh(replicas), []
-    for groups in GROUPS:
-        twins = Apart(images(), grid, groups, SEED)
-        scatter(twins, twins.twin)
-        twins.update()
-        found.append(twins.partition.sigma)
+    with at_once(most):
+        for groups in GROUPS:
+            twins = Apart(images(), grid, groups, SEED)
+            scatter(twins, twins.twin)
+            twins.update()
+            found.append(twins.partition.sigma)
     return found
 
 
-@pytest.mark.parametrize("replicas", [2, 3])
-def test_exact_exchange_gives_the_sigma_of_one_process_bit_for_bit(replicas: int) -> None:
-    for sigmas in together(sigma_of_ranks, replicas, ranks=replicas):
+@contextmanager
+def at_once(most: int) -> Iterator[None]:
+    """Tensors of more entries are worked on in pieces."""
+    with mock.patch("twinboot.pieces.AT_ONCE", most), mock.patch("twinboot.exchange.AT_ONCE", most):
+        yield
+
+
+@pytest.mark.parametrize(("replicas", "most"), [(2, 2**20), (3, 2**20), (2, 20)])
+def test_exact_exchange_gives_the_sigma_of_one_process_bit_for_bit(replicas: int, most: int) -> None:
+    for sigmas in together(sigma_of_ranks, replicas, most, ranks=replicas):
         for sigma, groups in zip(sigmas, GROUPS, strict=True):
             expected = whole(replicas, groups=groups)
-            expected.update()
+            with at_once(most):
+                expected.update()
             assert_same_bits(sigma, expected.partition.sigma)
 
 
@@ -98,14 +108,17 @@ def reset_each_way(twins: Twins, first: int = 0) -> list[Any]:
     return found
 
 
-def reset_ranks() -> list[Any]:
+def reset_ranks(most: int) -> list[Any]:
     twins = Apart(images(), mesh(), seed=SEED)
-    return reset_each_way(twins, twins.twin)
+    with at_once(most):
+        return reset_each_way(twins, twins.twin)
 
 
-def test_resets_and_estimates_are_those_of_one_process_bit_for_bit() -> None:
-    expected = reset_each_way(Twins(images(), seed=SEED))
-    for b, rank in enumerate(together(reset_ranks)):
+@pytest.mark.parametrize("most", [2**20, 20])
+def test_resets_and_estimates_are_those_of_one_process_bit_for_bit(most: int) -> None:
+    with at_once(most):
+        expected = reset_each_way(Twins(images(), seed=SEED))
+    for b, rank in enumerate(together(reset_ranks, most)):
         for ([weights], estimate), (both, expected_estimate) in zip(rank, expected, strict=True):
             assert_same_bits(weights, both[b])
             assert_same_bits(estimate, expected_estimate)
@@ -284,6 +297,23 @@ def counted() -> Iterator[list[int]]:
     with mock.patch.object(distributed, "all_gather", gather), mock.patch.multiple(distributed, **others):
         yield sent
         assert not any(other.called for other in (getattr(distributed, name) for name in others))
+
+
+def largest_messages() -> list[int]:
+    twins = Apart(mlp(40, 30, 5), mesh())
+    found = []
+    with at_once(100):
+        for act in (twins.update, twins.reset, twins.estimate):
+            with mock.patch("twinboot.exchange.gather", side_effect=gather) as sent:
+                act()
+            found.append(max(call.args[0].numel() for call in sent.call_args_list))
+    return found
+
+
+def test_of_a_large_tensor_a_piece_at_a_time_is_sent_and_held() -> None:
+    for found in together(largest_messages):
+        assert len(found) == 3
+        assert all(40 < largest <= 100 for largest in found)
 
 
 def traffic(groups: str) -> list[dict[str, Any]]:

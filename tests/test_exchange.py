@@ -25,7 +25,7 @@ def gathered(bucket: int) -> list[Any]:
     rank = distributed.get_rank()
     own, group = tensors(rank), distributed.group.WORLD
     assert group is not None
-    with mock.patch.object(exchange, "_BUCKET", bucket):
+    with mock.patch.object(exchange, "AT_ONCE", bucket):
         found = list(exchange.gather_each(own, group))
     assert all(copies[rank] is t for copies, t in zip(found, own, strict=True))
     assert all(copy.stride() == found[2][rank].stride() for copy in found[2])  # sums then have the same order

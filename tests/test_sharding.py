@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -67,30 +68,32 @@ def full(twins: nn.Module) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("groups", ["layer", "tensor", "unit", Blocks((3,))], ids=str)
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_sigma_and_resets_of_shards_are_those_of_one_process(groups: Any, ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "most"), [(2, 2**20), (3, 2**20), (2, 10)])
+def test_sigma_and_resets_of_shards_are_those_of_one_process(groups: Any, ranks: int, most: int) -> None:
     twins = apart(groups)
     sigma = twins.sigma
     resets = {}
     for mode in ("sample", "mean", "centered"):
         twins = apart(groups)
-        twins.reset(mode)  # type: ignore[arg-type]
+        with mock.patch("twinboot.pieces.AT_ONCE", most):
+            twins.reset(mode)  # type: ignore[arg-type]
         resets[mode] = full(twins)
-    for found in together(sigma_and_resets, groups, ranks=ranks):
+    for found in together(sigma_and_resets, groups, most, ranks=ranks):
         for name, value in sigma.items():
             torch.testing.assert_close(found["sigma"][name], value)  # sums in another order
         for mode, weights in resets.items():
             torch.testing.assert_close(found[mode], weights)
 
 
-def sigma_and_resets(groups: Any) -> dict[str, Any]:
+def sigma_and_resets(groups: Any, most: int) -> dict[str, Any]:
     twins = sharded(apart(groups))
     twins.partition.sigma.zero_()
     twins.update()
     found: dict[str, Any] = {"sigma": twins.sigma}
     for mode in ("sample", "mean", "centered"):
         twins = sharded(apart(groups))
-        twins.reset(mode)  # type: ignore[arg-type]
+        with mock.patch("twinboot.pieces.AT_ONCE", most):
+            twins.reset(mode)  # type: ignore[arg-type]
         found[mode] = full(twins)
     return found
 

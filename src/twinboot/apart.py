@@ -26,6 +26,7 @@ from .exchange import copy_first_, gather, gather_each, same_everywhere
 from .groups import Grouping
 from .lean import Lean
 from .noise import in_order
+from .pieces import split
 from .replicate import mean
 from .sharding import is_sharded
 from .sketch import Sketch
@@ -156,7 +157,8 @@ class Apart(Twins):
             # The ranks of a twin may differ in their statistics, as each saw other batches: those of its first count.
             for group in [*self._alike, *([] if id(buffer) in known else [self._siblings])]:
                 copy_first_(buffer, group)
-        for center, copies in zip(found, gather_each(found, self._siblings), strict=True):
+        pieces = [piece for t in found for piece in split(t)]
+        for center, copies in zip(pieces, gather_each(pieces, self._siblings), strict=True):
             center.copy_(mean(copies))
         return estimate
 
@@ -166,14 +168,14 @@ class Apart(Twins):
     def _variance(self) -> Tensor:
         update = self._counts["updates"]
         if self._sketch is None or self._exact_at(update):
-            return self._spread(self._each_weight())
+            return self._spread(self._each_piece())
         seed = seeds.derive(self._seed, "sketch", update)
         rows = gather(self._sketch.of(self._weights()[0], seed, beside=self.partition.sigma), self._siblings)
-        return self._spread(zip(*map(self._sketch.split, rows), strict=True))
+        return self._spread(enumerate(zip(*map(self._sketch.split, rows), strict=True)))
 
-    def _spread(self, each: Iterable[Sequence[Tensor]]) -> Tensor:
-        """Parameter by parameter: of all weights together, other twins' are never in memory."""
-        parts = (([i], [[w] for w in copies]) for i, copies in enumerate(each))
+    def _spread(self, each: Iterable[tuple[int, Sequence[Tensor]]]) -> Tensor:
+        """Piece by piece: of all weights together, other twins' are never in memory."""
+        parts = (([i], [[w] for w in copies]) for i, copies in each)
         return variance(self.partition, self.replicas, parts)
 
     def _weights(self) -> list[list[Tensor]]:
@@ -184,8 +186,9 @@ class Apart(Twins):
             )
         return weights
 
-    def _each_weight(self) -> Iterator[Sequence[Tensor]]:
-        return gather_each(self._weights()[0], self._siblings)
+    def _each_piece(self) -> Iterator[tuple[int, Sequence[Tensor]]]:
+        which, own = self.partition.pieces(self._weights()[0])
+        return zip(which, gather_each(own, self._siblings), strict=True)
 
     def _describe(self) -> dict[str, Any]:
         return {**super()._describe(), "replicas": self.replicas, "twin": self.twin}

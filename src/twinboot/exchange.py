@@ -12,13 +12,11 @@ import torch
 from torch import Tensor, distributed
 
 from .noise import in_order
+from .pieces import AT_ONCE
 from .replicate import overwrite_
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-# Small tensors travel together, as each message costs some 0.1 ms whatever its size; a large one travels alone.
-_BUCKET = 2**20  # entries
 
 
 def gather(flat: Tensor, group: ProcessGroup) -> Tensor:
@@ -60,11 +58,11 @@ def same_everywhere(number: int, groups: Sequence[ProcessGroup], device: torch.d
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Neighbours of one dtype and device, as many as fit."""
+    """Neighbours of one dtype and device, as many as fit: each message costs some 0.1 ms, whatever its size."""
     bucket: list[Tensor] = []
     kind: Any = None
     for t in tensors:
-        if bucket and (kind != (t.dtype, t.device) or sum(b.numel() for b in bucket) + t.numel() > _BUCKET):
+        if bucket and (kind != (t.dtype, t.device) or sum(b.numel() for b in bucket) + t.numel() > AT_ONCE):
             yield bucket
             bucket = []
         bucket.append(t)

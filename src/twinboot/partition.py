@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .groups import Assignment, Grouping, assign
+from .pieces import split
 from .replicate import wide
 from .sharding import cut, holders, summed
 
@@ -101,6 +102,12 @@ class Partition(nn.Module):
             return None
         return self.expand(like)
 
+    def pieces(self, weights: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
+        """The weights, large ones in several pieces, and for each piece its parameter's place here. A parameter whose
+        entries have several sigmas stays whole."""
+        found = [(i, piece) for i, w in enumerate(weights) for piece in (split(w) if i in self._whole else [w])]
+        return [i for i, _ in found], [piece for _, piece in found]
+
     def sum_of_squares(self, deviations: Sequence[Tensor]) -> Tensor:
         """Behind each sigma, the sum of its entries' squared deviations, in float32 or better."""
         total = torch.zeros_like(self.sigma)
@@ -125,9 +132,9 @@ class Partition(nn.Module):
     def _add_here_(self, total: Tensor, parameters: Sequence[tuple[int, Tensor, Tensor]]) -> None:
         if whole := [(i, deviation) for i, deviation, _ in parameters if i in self._whole]:
             norms = torch._foreach_norm([deviation for _, deviation in whole])
-            owners = (
-                self._owners if len(whole) == len(self._owners) else torch.stack([self._owners[i] for i, _ in whole])
-            )
+            places = [i for i, _ in whole]
+            all_once = places == list(range(len(self._owners)))
+            owners = self._owners if all_once else torch.stack([self._owners[i] for i in places])
             total.index_add_(0, owners, torch.stack([n.to(total) for n in norms]).square_())
         for i, deviation, p in parameters:
             if i not in self._whole:

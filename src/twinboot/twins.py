@@ -35,6 +35,7 @@ from .groups import Grouping
 from .noise import Noisy, fill_copies_, normals, room_for
 from .options import require_whole
 from .partition import Partition
+from .pieces import fill_copies_by_piece_
 from .replicate import Places, mean, replicate
 from .resets import Mode, require_mode
 from .sharding import local, reshard, window
@@ -166,8 +167,8 @@ class Twins(nn.Module):
 
     def _variance(self) -> Tensor:
         """sum_b ||w_b - mean||^2 / ((B - 1) D_l), from the weights as they are."""
-        weights = self._weights()
-        return variance(self.partition, len(weights), [(range(len(weights[0])), weights)])
+        (which, first), *others = map(self.partition.pieces, self._weights())
+        return variance(self.partition, 1 + len(others), [(which, [first, *(copy for _, copy in others)])])
 
     @torch.no_grad()
     def reset(self, mode: Mode = "sample", generator: torch.Generator | None = None) -> None:
@@ -179,16 +180,16 @@ class Twins(nn.Module):
         """
         self._refuse_inside("reset()")
         require_mode(mode)
-        fill_ = normals(self._next_seed("resets"), generator)
-        for copies, sigma in zip(self._each_weight(), self.partition.expand(self._weights()[0]), strict=True):
+        fill_, sigma = normals(self._next_seed("resets"), generator), self.partition.expand(self._weights()[0])
+        for i, copies in self._each_piece():
             center = mean(copies)
             noise = center.new_zeros(len(copies), *copies[0].shape)
             if mode != "mean":
-                fill_(noise)
+                fill_copies_by_piece_(noise, fill_)
             if mode == "centered":
                 noise -= noise.mean(0)
             for w, e in zip(copies, noise, strict=True):
-                local(w).copy_(e[window(w)].mul_(sigma).add_(center))  # line 13: mean + sigma * e
+                local(w).copy_(e[window(w)].mul_(sigma[i]).add_(center))  # line 13: mean + sigma * e
 
     def estimate(self, model: nn.Module | None = None) -> Estimate:
         """What you keep and ship: the mean of the copies and sigma. The copies go on as they are. Of sharded twins each
@@ -224,9 +225,10 @@ class Twins(nn.Module):
         reshard(self)
         return [places.read() for places in self._places]
 
-    def _each_weight(self) -> Iterator[Sequence[Tensor]]:
-        """For each trainable weight that of all copies, in the order of the partition."""
-        return zip(*self._weights(), strict=True)
+    def _each_piece(self) -> Iterator[tuple[int, Sequence[Tensor]]]:
+        """For each trainable weight, large ones piece by piece, its place in the partition and that of all copies."""
+        (which, first), *others = map(self.partition.pieces, self._weights())
+        return zip(which, zip(first, *(copy for _, copy in others), strict=True), strict=True)
 
     def _next_seed(self, what: str, *where: int) -> int:
         self._counts[what] += 1
