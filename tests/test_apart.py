@@ -1,8 +1,10 @@
 import copy
+import importlib
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -314,6 +316,15 @@ def test_of_a_large_tensor_a_piece_at_a_time_is_sent_and_held() -> None:
     for found in together(largest_messages):
         assert len(found) == 3
         assert all(40 < largest <= 100 for largest in found)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell what a process held")
+def test_a_process_holds_no_more_than_plain_training_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the benchmark: with a copy of the clean weights it would be 1.14, and with both twins 1.8."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "benchmarks")
+    memory = importlib.import_module("apart_memory")
+    plain, lean = (memory.run(case, "words", 8)["peak"] for case in ("plain training", memory.LEAN))
+    assert lean < 1.07 * plain
 
 
 def traffic(groups: str) -> list[dict[str, Any]]:
