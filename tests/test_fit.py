@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 import torch
 from loops import assert_same_bits, mlp, seeded
+from processes import together
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
@@ -376,6 +378,24 @@ def test_what_cannot_be_trained_is_refused_in_one_sentence(change: dict[str, Any
     options: dict[str, Any] = {"model": mlp(), "dataset": blobs(), "epochs": 1, **QUIET}
     with pytest.raises((ValueError, TypeError), match=said):
         fit(**options | change)
+
+
+@pytest.mark.parametrize(
+    "option", ["accumulate_grad_batches", "gradient_accumulation_steps", "gradient_clip_val", "max_grad_norm"]
+)
+def test_accumulation_and_clipping_are_refused_with_what_to_do(option: str) -> None:
+    with pytest.raises(TypeError, match=f"fit has no option '{option}': for accumulation and clipping write the loop"):
+        fit(mlp(), blobs(), epochs=1, **QUIET, **{option: 2})
+
+
+def fit_shards() -> None:
+    model = fully_shard(mlp())
+    with pytest.raises(ValueError, match="fit wraps twins in DDP: write the loop, and shard Twins there"):
+        fit(model, blobs(), epochs=1, **QUIET)
+
+
+def test_a_sharded_model_is_refused() -> None:
+    together(fit_shards)
 
 
 @pytest.mark.parametrize(

@@ -32,11 +32,13 @@ from .logs import open_log, show, show_finished
 from .options import require_known
 from .prediction import Task
 from .replicate import Places
+from .sharding import is_sharded
 from .states import pack, require_same, unpack
 from .training import Training
 from .twins import Twins
 
 MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+_OF_TRAINERS = {"accumulate_grad_batches", "gradient_accumulation_steps", "gradient_clip_val", "max_grad_norm"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +132,8 @@ def fit(
     if epochs < 1 or (patience is not None and patience < 1):
         raise ValueError(f"epochs and patience must be at least 1, not {epochs} and {patience}.")
     _check_options(options)
+    if isinstance(model, nn.Module) and any(map(is_sharded, model.parameters())):
+        raise ValueError("the model is sharded, but fit wraps twins in DDP: write the loop, and shard Twins there.")
     require_map_style(dataset)
     resets.require_mode(mode)
     if not 0 <= noise < math.inf:
@@ -256,6 +260,8 @@ def _check_options(options: dict[str, Any]) -> None:
         raise TypeError(f"fit has no option {name!r}: {advice}.")
     for name in options.keys() & {"share", "twin"}:  # of PairedLoader, for loops of one's own
         raise TypeError(f"fit has no option {name!r}: it trains all twins on every rank, and divides batches itself.")
+    for name in options.keys() & _OF_TRAINERS:
+        raise TypeError(f"fit has no option {name!r}: for accumulation and clipping write the loop, with Twins.")
     require_known(options, fit, PairedLoader, DataLoader)
 
 
