@@ -1,5 +1,6 @@
 """More than one device: the loop of examples/loop.py, as PyTorch's own engine runs it on several.
 
+    python examples/torchrun.py                                    one process
     torchrun --nproc-per-node 2 examples/torchrun.py               each process has the twins whole (DDP)
     torchrun --nproc-per-node 2 examples/torchrun.py --shard       each has a part of them (FSDP2)
 
@@ -70,7 +71,7 @@ def main(shard: bool, folder: Path, epochs: int, batch: int = 64) -> None:
     if distributed.get_rank() == 0:
         prediction = estimate.predict(datasets.standardised(digits.test_x, moments), samples=8)
         accuracy = (prediction.labels == digits.test_y).float().mean()
-        print(f"{distributed.get_world_size()} processes, {len(loader)} steps an epoch: accuracy {accuracy:.3f}")
+        print(f"processes: {distributed.get_world_size()}, {len(loader)} steps an epoch: accuracy {accuracy:.3f}")
         estimate.save(folder / "estimate.safetensors")
 
 
@@ -80,9 +81,9 @@ if __name__ == "__main__":
     parser.add_argument("--folder", type=Path, default=Path("out/torchrun"), help="for checkpoints and the estimate")
     parser.add_argument("--epochs", type=int, default=5)
     options = parser.parse_args()
-    if "RANK" not in os.environ:
-        parser.error("start this with torchrun, as the first lines of the file show")
-    distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    # Which torchrun says to its processes; without it, this one is alone.
+    alone = {} if "RANK" in os.environ else {"store": distributed.HashStore(), "rank": 0, "world_size": 1}
+    distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo", **alone)
     main(options.shard, options.folder, options.epochs)
     distributed.barrier()  # none leaves while another still needs it
     distributed.destroy_process_group()
