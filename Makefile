@@ -20,19 +20,19 @@ test: .venv/ready
 figures: .venv/ready
 	rm -rf out/full
 	$(BIN)/twinboot reproduce --full --out out/full
-	$(BIN)/twinboot report out/full --page docs/results.md
+	$(BIN)/twinboot report out/full --page docs/results.md --update
 	$(BIN)/python examples/deblur.py docs/figures/deblur.png
 
 # The image experiment on CIFAR-10: make cifar10 DATA=DIR, with the official files in DIR, and those of Fashion-MNIST as
 # images of another kind. Five seeds of seven methods take some six hours on two cores; a run that is stopped goes on.
 cifar10: .venv/ready
 	$(BIN)/twinboot images --preset cifar10-5k --data $(DATA) --jobs 2 --out out/full
-	$(BIN)/twinboot report out/full --page docs/results.md
+	$(BIN)/twinboot report out/full --page docs/results.md --update
 
 # The nine regression sets, as one file: make uci DATA=FILE.npz.
 uci: .venv/ready
 	$(BIN)/twinboot uci --data $(DATA) --jobs 2 --out out/full
-	$(BIN)/twinboot report out/full --page docs/results.md
+	$(BIN)/twinboot report out/full --page docs/results.md --update
 
 # The same inversion on a velocity model of your own: make marmousi MODEL=FILE.npz (m/s on a grid of 20 m).
 marmousi: .venv/ready

@@ -130,7 +130,11 @@ def _report(command: Report) -> None:
     words: Any = {"title": command.title, "about": command.about, "unfinished": unfinished}
     print(f"report: {write_report(runs, EXPERIMENTS, command.directory, **words)}")
     if command.page is not None:
-        print(f"page: {write_page(runs, EXPERIMENTS, command.page, prefix=command.prefix, **words)}")
+        words |= {"prefix": command.prefix, "update": command.update}
+        try:
+            print(f"page: {write_page(runs, EXPERIMENTS, command.page, **words)}")
+        except ValueError as error:  # a page that is not a report's
+            raise RunError(str(error)) from None
 
 
 def _runs_in(directory: Path) -> list[Path]:

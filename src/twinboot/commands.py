@@ -71,6 +71,8 @@ class Report:
     """A directory of runs."""
     page: Path | None = None
     """A page in Markdown to write too, such as docs/results.md; its figures go into docs/figures."""
+    update: bool = False
+    """Keep what the page has of other runs, which need not be in the directory."""
     prefix: str = ""
     """What the names of those figures begin with, so that two pages can have a figure of the same experiment."""
     title: str = TITLE

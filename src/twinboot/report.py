@@ -2,7 +2,8 @@
 
 write_report    one HTML page that holds all it shows, pictures included, so that it opens from disk and needs no
                 network; and its words in Markdown
-write_page      the same Markdown as a page of the docs, with the figures beside it
+write_page      the same Markdown as a page of the docs, with the figures beside it; sections of runs that are no longer
+                at hand can stay (`kept.py`)
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from . import __version__, plots
 from .atomic import replacing
 from .experiments.experiment import Experiment, Status, Verdict, command, label
 from .experiments.store import Run
+from .kept import sections_of
 
 ORDER: tuple[Status, ...] = ("held", "partly", "not held", "undecided")
 TITLE = "What the paper claims, and what came out here"
@@ -55,15 +57,19 @@ def write_page(
     about: str = "",
     prefix: str = "",
     unfinished: Sequence[str] = (),
+    update: bool = False,
 ) -> Path:
-    """The page DIR/NAME.md, and the figure of each run as DIR/figures/RUN.png, with the prefix before RUN."""
+    """The page DIR/NAME.md, and the figure of each run as DIR/figures/RUN.png, with the prefix before RUN. With
+    `update` the page keeps its sections of other runs."""
     names = [label(run.name, experiments[run.name], run.config) for run, _ in runs]
+    there = sections_of(page.read_text(encoding="utf-8")) if update and page.exists() else []
+    kept = [section for section in there if section["name"] not in names]
     figures = [f"figures/{prefix}{name}.png" for name in names]
     (page.parent / "figures").mkdir(parents=True, exist_ok=True)
     for figure, (_, place) in zip(figures, runs, strict=True):
         with replacing(page.parent / figure) as partial:
             shutil.copyfile(place / plots.FILES[0], partial)
-    return _render("report.md", _content(runs, experiments, figures, title, about, unfinished), page)
+    return _render("report.md", _content(runs, experiments, figures, title, about, unfinished, kept), page)
 
 
 def _render(template: str, content: Mapping[str, Any], path: Path) -> Path:
@@ -81,15 +87,20 @@ def _content(
     title: str,
     about: str,
     unfinished: Sequence[str],
+    kept: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
-    """What both pages show; `figures` has the address of each run's figure, for Markdown."""
+    """What both pages show; `figures` has the address of each run's figure, for Markdown. `kept` are sections that an
+    earlier page has; all come in the order of the experiments."""
     sections = [
         _section(run, place, experiments[run.name]) | {"figure": figure}
         for (run, place), figure in zip(runs, figures, strict=True)
     ]
+    if kept:
+        names = list(experiments)
+        sections = sorted([*sections, *kept], key=lambda s: (_place(s["name"], names), s["name"]))
     by = {
-        whose: [verdict for section in sections for verdict in section["verdicts"] if verdict.ours == ours]
-        for whose, ours in (("the paper", False), ("our own", True))
+        whose: sum((Counter(dict(section["counts"][number])) for section in sections), Counter[str]())
+        for number, whose in enumerate(("the paper", "our own"))
     }
     return {
         "title": title,
@@ -97,16 +108,24 @@ def _content(
         "unfinished": unfinished,
         "sections": sections,
         "quick": [section["title"] for section in sections if "--quick" in section["command"].split()],
-        "counts": [(whose, _count(own)) for whose, own in by.items() if own],
+        "counts": [(whose, _ordered(own)) for whose, own in by.items() if own],
         "version": __version__,
         "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     }
 
 
+def _place(name: str, experiments: Sequence[str]) -> int:
+    """Of the experiment that a section is of, which is named after it and, with a dash, its preset."""
+    return next((i for i, e in enumerate(experiments) if name == e or name.startswith(f"{e}-")), len(experiments))
+
+
 def _count(verdicts: Sequence[Verdict]) -> list[tuple[str, int]]:
     """How many have each status that any has."""
-    count = Counter(verdict.status for verdict in verdicts)
-    return [(status, count[status]) for status in ORDER if count[status]]
+    return _ordered(Counter(verdict.status for verdict in verdicts))
+
+
+def _ordered(count: Mapping[str, int]) -> list[tuple[str, int]]:
+    return [(status, count[status]) for status in ORDER if count.get(status)]
 
 
 def _section(run: Run, place: Path, experiment: Experiment) -> dict[str, Any]:
