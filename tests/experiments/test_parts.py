@@ -2,7 +2,9 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import pandas as pd
@@ -100,3 +102,40 @@ def test_a_long_part_goes_on_from_what_it_kept(tmp_path: Path) -> None:
     compute(parts, tmp_path, lambda part: lambda: None, jobs=1)
     assert list(table(tmp_path, "long")["resumed_after"]) == [2]
     assert not list(tmp_path.glob("*.scratch"))
+
+
+def endless(name: str, tick: Tick, scratch: Path) -> dict[str, pd.DataFrame]:
+    (scratch.parent / f"{name}.pid").write_text(str(os.getpid()))
+    time.sleep(600)
+    return {}
+
+
+def run_endless(directory: Path) -> None:
+    parts = [Part(name, 1, partial(endless, name), resumes=True) for name in "ab"]
+    compute(parts, directory, lambda part: lambda: None, jobs=2)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_processes_end_with_their_run_however_it_is_stopped(tmp_path: Path, how: signal.Signals) -> None:
+    run = get_context("spawn").Process(target=run_endless, args=(tmp_path,))
+    run.start()
+    pids = [tmp_path / f"{name}.pid" for name in "ab"]
+    until(lambda: all(file.exists() and file.read_text() for file in pids))
+    assert run.pid is not None
+    os.kill(run.pid, how)
+    run.join(30)
+    until(lambda: not any(is_running(int(file.read_text())) for file in pids))
+
+
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < seconds
+        time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pandas as pd
@@ -43,8 +46,9 @@ def compute(parts: list[Part], directory: Path, begin: Callable[[Part], Tick], j
 
 def _compute_at_once(parts: list[Part], directory: Path, begin: Callable[[Part], Tick], jobs: int) -> None:
     threads = max(1, torch.get_num_threads() // jobs)
-    # Processes that begin anew: a fork of one in which torch has threads may hang.
-    with ProcessPoolExecutor(jobs, get_context("spawn"), _begin_process, (threads,)) as pool:
+    context = get_context("spawn")  # processes that begin anew: a fork of one in which torch has threads may hang
+    ended, end = context.Pipe(duplex=False)
+    with end, ProcessPoolExecutor(jobs, context, _begin_process, (threads, ended)) as pool:
         rest = iter(parts)  # a part is handed in only when a process is free: what is handed in cannot be taken back
         running = {pool.submit(_compute_one, part, directory): part for part in islice(rest, jobs)}
         try:
@@ -56,11 +60,21 @@ def _compute_at_once(parts: list[Part], directory: Path, begin: Callable[[Part],
                     running |= {pool.submit(_compute_one, part, directory): part for part in islice(rest, 1)}
         except BrokenProcessPool:
             raise RunError("a process of this run was ended from outside; the same command goes on.") from None
+        except KeyboardInterrupt:
+            end.close()  # else the pool would wait for the parts that are under way
+            raise
 
 
-def _begin_process(threads: int) -> None:
+def _begin_process(threads: int, ended: Connection) -> None:
+    threading.Thread(target=_end_with_the_run, args=(ended,), daemon=True).start()
     torch.set_num_threads(threads)
     loaded()  # asked at a part's end, it would be the revision of then
+
+
+def _end_with_the_run(ended: Connection) -> None:
+    """However the run ends: a process that went on would write where the next one resumes."""
+    ended.poll(None)  # until the other end is closed, by the run or, when it is killed, by the system
+    os._exit(1)
 
 
 def _compute_one(part: Part, directory: Path, tick: Tick = lambda: None) -> None:
