@@ -128,9 +128,44 @@ def test_unseen_is_the_share_that_theory_gives(replicas: int) -> None:
     standard_error_test(shares, p, math.sqrt(p * (1 - p) / n))
 
 
-def test_poisson_counts_of_early_data_do_not_change_when_more_arrive() -> None:
-    early, late = Bootstrap(50, seed=3, kind="poisson"), Bootstrap(80, seed=3, kind="poisson")
+@pytest.mark.parametrize("cover", [False, True])
+def test_poisson_counts_of_early_data_do_not_change_when_more_arrive(cover: bool) -> None:
+    early, late = (Bootstrap(n, seed=3, kind="poisson", cover=cover) for n in (50, 80))
     assert torch.equal(early.counts, late.counts[:, :50])
+
+
+@given(st.integers(2, 60), st.integers(2, 4), st.integers(0, 10**6), st.sampled_from(KINDS))
+def test_what_no_twin_drew_is_given_to_one_of_them_if_asked(n: int, replicas: int, seed: int, kind: Any) -> None:
+    try:
+        plain, covered = (Bootstrap(n, replicas, seed, kind, cover=cover) for cover in (False, True))
+    except ValueError:  # a twin without any sample
+        return
+    left = plain.unseen
+    assert not len(covered.unseen)
+    assert (covered.counts[:, left].sum(0) == 1).all()
+    drawn = plain.seen
+    assert torch.equal(plain.counts[:, drawn], covered.counts[:, drawn])
+    assert ", cover=True)" in repr(covered)
+    assert "cover" not in repr(plain)
+
+
+def test_clusters_that_no_twin_drew_are_given_away_whole() -> None:
+    labels = np.repeat(np.arange(60), 3)
+    plain, covered = (Bootstrap(180, clusters=labels, cover=cover) for cover in (False, True))
+    given_away = covered.counts[:, plain.unseen].reshape(2, -1, 3)
+    assert given_away.shape[1] > 4
+    assert (given_away == given_away[:, :, :1]).all()
+    assert (given_away.sum(1) > 0).all()  # each twin gets some
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_covered_data_have_the_variance_of_as_many_more_draws(replicas: int) -> None:
+    """The sample variance of the twins' means of data with variance 1, times their number: 1 for a bootstrap."""
+    n, found = 20_000, []
+    for seed in range(30):
+        counts = Bootstrap(n, replicas, seed, cover=True).counts.double()
+        found.append(n * (counts / counts.sum(1, keepdim=True)).var(0).sum().item())
+    standard_error_test(np.array(found), 1 / (1 + math.exp(-replicas) / replicas), float(np.std(found)))
 
 
 def test_same_seed_same_sample_and_replicas_and_seeds_differ() -> None:
@@ -164,6 +199,7 @@ def test_no_global_generator_is_read_or_moved() -> None:
         ({"n": 4, "clusters": [0, 0, 1, 1], "strata": [0, 1, 1, 1]}, ValueError, "a cluster must lie in one"),
         ({"n": 4, "kind": "poisson", "strata": [0, 0, 1, 1]}, ValueError, "cannot keep the shares of strata"),
         ({"n": 4, "block": 4}, ValueError, "block must be a whole number from 1 to less than the 4 samples, not 4"),
+        ({"n": 4, "block": 2, "cover": True}, ValueError, "cover cannot be combined with block"),
         ({"n": 4, "block": 2, "strata": [0, 0, 1, 1]}, ValueError, "block cannot be combined with strata or clusters"),
     ],
 )

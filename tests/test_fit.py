@@ -52,6 +52,47 @@ def test_it_learns_and_keeps_the_epoch_that_predicts_unseen_samples_best() -> No
     assert repr(found).startswith(f"Fit(epoch {found.best_epoch} of 12, unseen 0.")
 
 
+@pytest.mark.parametrize("options", [{"cover": True}, {"kind": "bayesian"}])
+def test_where_the_twins_see_everything_the_last_epoch_is_kept(options: dict[str, Any], capsys: Any) -> None:
+    seen: list[dict[str, Tensor]] = []
+    found = fit(
+        mlp(),
+        blobs(),
+        epochs=12,
+        bootstrap=Bootstrap(240, **options),
+        optimizer=QUIET["optimizer"],
+        callback=lambda epoch, estimate, twins: seen.append(estimate.state_dict()),
+    )
+    assert found.best_epoch == 12
+    assert not {"unseen", "accuracy"} & set(found.history)
+    assert repr(found) == "Fit(epoch 12 of 12)"
+    assert_same_bits(found.estimate.state_dict(), seen[-1])
+    x, y = blobs(seed=1).tensors
+    assert (found.estimate.predict(x).probs.argmax(1) == y).double().mean() > 0.75
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 12
+    assert not any("unseen" in line or "*" in line for line in lines)
+
+
+def test_a_run_that_sees_everything_goes_on_bit_for_bit_with_statistics_of_its_own(tmp_path: Path) -> None:
+    def run(epochs: int, **options: Any) -> Fit:
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+        model.load_state_dict({k: seeded_like(v) for k, v in model.state_dict().items()})
+        return fit(model, blobs(), epochs=epochs, bootstrap=Bootstrap(240, cover=True), **QUIET, **options)
+
+    run(2, checkpoint=tmp_path)
+    resumed, whole = run(4, checkpoint=tmp_path), run(4)
+    assert_same_bits(resumed.estimate.state_dict(), whole.estimate.state_dict())
+    assert without_time(resumed) == without_time(whole)
+    x, _ = blobs().tensors
+    layer, norm = whole.estimate.module[0], whole.estimate.module[1]  # type: ignore[index]
+    torch.testing.assert_close(norm.running_mean, layer(x).mean(0), atol=0.1, rtol=0.1)
+
+
+def seeded_like(value: Tensor) -> Tensor:
+    return torch.rand(value.shape, generator=seeded(1)) if value.is_floating_point() else value
+
+
 def test_unseen_samples_change_nothing_that_is_trained() -> None:
     data, other = blobs(), blobs()
     bootstrap = Bootstrap(len(data), seed=5)
@@ -371,7 +412,12 @@ def test_autocast_trains_too() -> None:
         ({"reset": 1}, r"reset must be a schedule such as twinboot.resets.every\(1\), not 1"),
         ({"amp": "bf16"}, "amp must be a dtype such as torch.bfloat16, not 'bf16'"),
         ({"device": "cudaa"}, "the device 'cudaa' can't be used: "),
-        ({"bootstrap": Bootstrap(240, kind="bayesian")}, "every sample is seen by some twin"),
+        ({"bootstrap": Bootstrap(240, replicas=12)}, "every sample is seen .* give bootstrap=Bootstrap"),
+        ({"bootstrap": Bootstrap(240, cover=True), "patience": 3}, "patience needs samples that no twin sees"),
+        (
+            {"bootstrap": Bootstrap(240, cover=True), "scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau},
+            "ReduceLROnPlateau needs samples that no twin sees",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused_in_one_sentence(change: dict[str, Any], said: str) -> None:

@@ -3,7 +3,7 @@
 for each epoch:
     for each pair of batches: noise, losses, gradients, a step, sigma     (training.py)
     the mean of the twins, averaged over the epochs                       (averaging.py)
-    its loss on the unseen samples; the best state is kept
+    its loss on the unseen samples; the best state is kept, or the last where the twins see everything
     a reset if one is due
     a checkpoint                                                          (checkpoints.py)
 """
@@ -47,7 +47,7 @@ class Fit:
 
     `history` maps "epoch", "train" (mean loss of the noisy twins), "unseen" (loss of the mean model on the samples that
     no twin saw), "accuracy" on those (classification only), "sigma_least", "sigma_most", "rate" (of learning) and
-    "seconds" to one value for each epoch.
+    "seconds" to one value for each epoch. Where every sample is seen there is no "unseen" and no "accuracy".
     """
 
     estimate: Estimate
@@ -56,7 +56,8 @@ class Fit:
     bootstrap: Bootstrap
 
     def __repr__(self) -> str:
-        return f"Fit(epoch {self.best_epoch} of {len(self.history['epoch'])}, unseen {min(self.history['unseen']):.4g})"
+        judged = f", unseen {min(self.history['unseen']):.4g}" if "unseen" in self.history else ""
+        return f"Fit(epoch {self.best_epoch} of {len(self.history['epoch'])}{judged})"
 
 
 def fit(
@@ -109,7 +110,8 @@ def fit(
         resample: `"counts"` or `"draws"`, as in `PairedLoader`: the same objective, the first with less work.
         average: what is judged and kept is a mean over the epochs with weights s^average, as single ones walk with
             each reset (`twinboot.averaging`); `math.inf` takes each epoch by itself, as in the paper.
-        bootstrap: who sees which sample, if not the default.
+        bootstrap: who sees which sample, if not the default. With `Bootstrap(n, cover=True)` the twins see all of them,
+            for a last training when all is chosen: nothing is judged, and the last epoch is what is kept.
         seed: of the bootstrap, the order, all noise, and what the model itself draws, such as dropout.
         device: where to train; by default where the model is.
         amp: a dtype for `torch.autocast`, such as `torch.bfloat16`.
@@ -120,7 +122,8 @@ def fit(
         progress: a line for each epoch on standard error.
         log: a file.csv with the history, or `"tensorboard"`, or `"tensorboard:DIRECTORY"`.
         callback: called after each epoch with its number, the estimate that was judged, and the twins before a reset.
-            That estimate may be the one that is kept in the end, so change a copy of it alone.
+            That estimate may be the one that is kept in the end, so change a copy of it alone. Where nothing is
+            judged, its BatchNorm statistics are the mean of the twins', until the end.
         options: of `PairedLoader`, such as `num_workers`.
 
     >>> x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
@@ -155,6 +158,8 @@ def fit(
         amp=amp,
         **options,
     )
+    if patience is not None and not run.judges:
+        raise ValueError("patience needs samples that no twin sees, and this bootstrap leaves none.")
     stepper = optimizers.made(optimizer, list(run.twins.parameters()), rate=0.001)
     if isinstance(stepper, torch.optim.LBFGS):
         raise TypeError("fit takes one gradient for each step, which LBFGS is not made for: write the loop yourself.")
@@ -169,6 +174,8 @@ def fit(
         "learning rate": [float(group["lr"]) for group in stepper.param_groups],
     }
     schedule = scheduler(stepper) if scheduler else None
+    if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau) and not run.judges:
+        raise ValueError("ReduceLROnPlateau needs samples that no twin sees, and this bootstrap leaves none.")
     description["scheduler"] = type(schedule).__name__
     scaler = torch.amp.GradScaler(run.device.type, enabled=amp is torch.float16)
     parts: dict[str, Any] = {"twins": run.twins, "optimizer": stepper, "loader": run.loader, "scaler": scaler}
@@ -218,7 +225,8 @@ class Best:
     def __init__(self, run: Training, average: Average) -> None:
         self.run, self.average = run, average
         names = ("epoch", "train", "unseen", "accuracy", "sigma_least", "sigma_most", "rate", "seconds")
-        self.history: dict[str, list[float]] = {n: [] for n in names if n != "accuracy" or run.classifies}
+        shown = {"unseen": run.judges, "accuracy": run.judges and run.classifies}
+        self.history: dict[str, list[float]] = {name: [] for name in names if shown.get(name, True)}
         self.epoch, self.lowest = 0, math.inf
         self.estimate = run.estimate()
 
@@ -226,7 +234,7 @@ class Best:
         """Judge the twins as they are, and keep their estimate if it is the best so far."""
         estimate = self.run.estimate()
         self.average.take(Places(estimate.module, list(estimate.partition.parameter_shapes)).read())
-        unseen, accuracy = self.run.judge(estimate)
+        unseen, accuracy = self.run.judge(estimate) if self.run.judges else (-epoch, math.nan)  # then the last is best
         seconds = time.perf_counter() - began
         if not math.isfinite(unseen):
             raise FloatingPointError(f"the mean model's loss on unseen samples is not finite in epoch {epoch}.")
@@ -250,7 +258,7 @@ class Best:
         self.history = state["history"]
         self.average.load_state_dict(state["average"])
         self.epoch = state["best"]["epoch"]
-        self.lowest = min(self.history["unseen"])
+        self.lowest = min(self.history.get("unseen", [-self.epoch]))
         self.estimate.load_state_dict(state["best"]["estimate"])
 
 

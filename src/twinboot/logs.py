@@ -23,10 +23,11 @@ def show(history: History, epochs: int) -> None:
     """One line about the last epoch, on standard error."""
     row = {name: values[-1] for name, values in history.items()}
     left = sum(history["seconds"]) / len(history["seconds"]) * (epochs - row["epoch"])
+    unseen = f", unseen {row['unseen']:.4g}" if "unseen" in row else ""
     accuracy = f", accuracy {row['accuracy']:.1%}" if "accuracy" in row else ""
-    best = " *" if row["unseen"] <= min(history["unseen"]) else ""
+    best = " *" if unseen and row["unseen"] <= min(history["unseen"]) else ""
     print(
-        f"epoch {row['epoch']:.0f} of {epochs}: loss {row['train']:.4g}, unseen {row['unseen']:.4g}{accuracy}, sigma "
+        f"epoch {row['epoch']:.0f} of {epochs}: loss {row['train']:.4g}{unseen}{accuracy}, sigma "
         f"{row['sigma_least']:.2g} to {row['sigma_most']:.2g}, {_time(left)} left{best}",
         file=sys.stderr,
         flush=True,

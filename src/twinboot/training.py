@@ -55,8 +55,12 @@ class Training:
         self.judging = Judge(dataset, self.bootstrap, batch_size, seed, options)
         size = batch_size if resample == "draws" else distinct(self.bootstrap, batch_size)
         self.loader = PairedLoader(dataset, self.bootstrap, size, resample, seed=seed, **options)
-        if not len(self.bootstrap.unseen):
-            raise ValueError("every sample is seen by some twin, so none is left to judge an epoch by: add data.")
+        self.judges = len(self.bootstrap.unseen) > 0
+        if not self.judges and not (self.bootstrap.cover or self.bootstrap.kind == "bayesian"):
+            raise ValueError(
+                "every sample is seen by some twin, so none is left to judge an epoch by: add data, or, to keep the "
+                "last epoch unjudged, give bootstrap=Bootstrap(n, cover=True)."
+            )
 
     def epoch(self, epoch: int, stepper: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> float:
         """One pass over the twins' samples; gives the mean loss of the noisy twins."""
