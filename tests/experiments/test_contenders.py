@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from twinboot import Bootstrap, Estimate, calibration, fit
 from twinboot.experiments import networks
-from twinboot.experiments.contenders import HELD_OUT, METHODS, Task, Trained, longer
+from twinboot.experiments.contenders import HELD_OUT, LESS, METHODS, Task, Trained, longer
 from twinboot.experiments.recipes import TWINS
 from twinboot.optimizers import adam
 
@@ -63,7 +63,7 @@ def test_what_may_not_be_trained_on_changes_nothing(method: str, tmp_path: Path)
     apart[whole.trained_on] = False
     if method == "hold-out":
         assert apart.sum() == round(HELD_OUT * 150)
-    elif method.startswith("twins") or method == "dropout-seen":
+    elif method == "dropout-seen" or (method in TWINS and not TWINS[method][1].cover):
         assert apart.nonzero().squeeze(1).equal(Bootstrap(150, seed=0).unseen)
     else:
         assert not apart.any()
@@ -87,7 +87,7 @@ def test_averages_of_a_short_run_are_of_what_was_trained(tmp_path: Path) -> None
         assert (found.rows["SWA"](x).argmax(1) == y).double().mean() > 0.5
 
 
-@pytest.mark.parametrize("method", ["hold-out", "single", "twins", "twins-dropout"])
+@pytest.mark.parametrize("method", ["hold-out", "single", "twins", "twins-all", "twins-dropout"])
 def test_a_method_goes_on_after_a_stop_as_if_there_had_been_none(method: str, tmp_path: Path) -> None:
     left = [4]
 
@@ -165,6 +165,17 @@ def test_the_last_epoch_alone_is_neither_averaged_nor_chosen(tmp_path: Path) -> 
     kept = Estimate.load(tmp_path / "a" / "last.safetensors", network())
     for here, there in zip(kept.module.parameters(), plain[-1].module.parameters(), strict=True):
         assert torch.equal(here, there)
+
+
+def test_twins_on_all_images_for_less_time_are_what_a_shorter_run_gives(tmp_path: Path) -> None:
+    found = trained("twins-all", tmp_path / "a", replace(TASK, epochs=8))
+    shorter = trained("twins-all", tmp_path / "b", replace(TASK, epochs=7))
+    x, _ = patterns(20, 2)
+    [row] = found.epochs
+    assert row.endswith(f"{LESS} times as long")
+    assert found.epochs[row] == 7 / 8
+    torch.testing.assert_close(found.rows[row](x), shorter.rows["Twin-Boot on all images"](x), atol=0.02, rtol=0.1)
+    assert not torch.allclose(found.rows[row](x), found.rows["Twin-Boot on all images"](x), atol=1e-3)
 
 
 def test_a_recipe_reaches_the_twins(tmp_path: Path) -> None:

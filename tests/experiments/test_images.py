@@ -113,6 +113,15 @@ def test_the_figure_says_what_draws_are_and_needs_no_sigma() -> None:
     assert names({name: table for name, table in tables.items() if name != "sigma"}) == found
 
 
+def test_the_figure_has_no_empty_panel_for_methods_that_did_not_run() -> None:
+    tables = dict(small().tables)
+    for name in ("rows", "bins", "curves", "sigma", "costs"):
+        tables[name] = tables[name][tables[name]["method"] == "twins-draws"]
+    [diagram] = images.figure(SMALL, tables).subfigs[0].axes
+    assert diagram.get_title() == DRAWS
+    assert diagram.patches
+
+
 def test_curves_mark_the_epochs_with_the_lowest_loss_of_images_that_are_not_trained_on() -> None:
     tables, curves = small().tables, small().tables["curves"].copy()
     for method, losses in {"hold-out": [(1, 2), (2, 1)], "twins": [(2, 1), (2, 1)]}.items():
@@ -239,12 +248,13 @@ def test_at_equal_cost_all_that_takes_no_longer_is_a_rival(change: dict[str, flo
     assert f"Left out, for they take longer: {BASE} (1000.00)." in said
 
 
-def test_twins_with_dropout_have_a_verdict_of_their_own() -> None:
+@pytest.mark.parametrize("contestant", images.CONTESTANTS[1:])
+def test_other_twins_have_a_verdict_of_their_own(contestant: str) -> None:
     tables = repeated(2)
     drawn = tables["rows"]["row"] == DRAWS
-    tables["rows"].loc[drawn, "row"] = images.OURS_DROPOUT
+    tables["rows"].loc[drawn, "row"] = contestant
     claims = [verdict.claim for verdict in images.verdicts(dataclasses.replace(SMALL, seeds=4), tables)]
-    for ours in (OURS, images.OURS_DROPOUT):
+    for ours in (OURS, contestant):
         assert f"At equal cost {ours} predicts better than what else the time buys." in claims
 
 

@@ -10,6 +10,7 @@ import math
 import pandas as pd
 from matplotlib.figure import Figure
 
+from .contenders import LESS
 from .experiment import Status, Tables, Verdict
 from .images_config import PRESETS, Config
 from .images_cost import KINDS, ratios
@@ -37,7 +38,8 @@ QUICK = Config(methods=("hold-out", "single", "dropout", "twins"), epochs=8, see
 BASE, AVERAGED = "single, best loss on a hold-out", "single, averaged, best loss on a hold-out"
 AS_LONG, OURS_LAST = "single, all images", f"{TWINS['twins'][0]}, last epoch alone"
 OURS, DRAWS = (TWINS[method][0] for method in ("twins", "twins-draws"))
-OURS_MEAN, OURS_DROPOUT = f"{OURS}, mean", TWINS["twins-dropout"][0]
+OURS_MEAN, OURS_DROPOUT, OURS_ALL = f"{OURS}, mean", TWINS["twins-dropout"][0], TWINS["twins-all"][0]
+CONTESTANTS = OURS, OURS_DROPOUT, OURS_ALL, f"{OURS_ALL}, {LESS} times as long"
 SIGNED = "{:+.3f}"
 HIGHER = {"accuracy": True, "nll": False, "ece": False, "auroc": True}  # is better
 CLEARLY = "; clearly: the 95 % interval of the difference on the same seeds leaves 0 out"
@@ -151,7 +153,7 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
         found.append(_calibrated(wide, number))
     if "sigma" in tables and chosen(config)[1] > 2:
         found += _structure(tables["sigma"], number)
-    for ours in [row for row in (OURS, OURS_DROPOUT) if row in set(rows["row"])]:
+    for ours in [row for row in CONTESTANTS if row in set(rows["row"])]:
         found += _equal_cost(rows, wide, ratios(tables["turns"]), ours)
     if {OURS, DRAWS} <= set(rows["row"]):
         found.append(_counts(wide, ratios(tables["turns"]), number))

@@ -67,7 +67,7 @@ def _epoch(kind: str, task: Task) -> Callable[[int], float]:
         return alone
 
     recipe = TWINS[kind][1]
-    data, bootstrap = TensorDataset(task.x, task.y), Bootstrap(len(task.y), seed=task.seed)
+    data, bootstrap = TensorDataset(task.x, task.y), Bootstrap(len(task.y), seed=task.seed, cover=recipe.cover)
     network = task.network(dropout=recipe.dropout, seed=task.seed)
     training = Training(
         network,

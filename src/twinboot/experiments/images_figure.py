@@ -19,6 +19,7 @@ LEAST = 0.005  # of the images: a bin with fewer of them is drawn without its ac
 SPREAD = 0.45  # of the height of a row is for its dots, so that they stay clear of its neighbours
 LEFT_OUT = ", last epoch alone"  # rows that are there for their gap, which the figure does not show
 DRAWS, REPEATED = TWINS["twins-draws"][0], "Twin-Boot with repeated samples"  # draws are of weights elsewhere here
+CURVES = {"hold-out": ("single model", "its hold-out"), "twins": ("mean of the twins", "images that no twin saw")}
 UPRIGHT = 10  # names of layers beside each other, at most, before they are turned
 
 
@@ -30,19 +31,28 @@ def draw(tables: Tables, base: str, ours: str) -> Figure:
     drawn = Figure(figsize=(15, sum(heights.values())), layout="constrained")
     grid = drawn.add_gridspec(len(heights), 1, height_ratios=list(heights.values()))
     parts = {name: drawn.add_subfigure(grid[place]) for place, name in enumerate(heights)}
-    curves, *diagrams = parts["curves"].subplots(1, 3)
-    _curves(curves, tables["curves"])
-    for axes, name, colour in zip(diagrams, (base, ours), plots.TWINS, strict=True):
-        _reliability(axes, tables["bins"][tables["bins"]["row"] == name], name, colour)
+    wanted = _or_other(base, rows, twins=False), _or_other(ours, rows, twins=True)
+    diagrams = [(row, colour) for row, colour in zip(wanted, plots.TWINS, strict=True) if row is not None]
+    shown = tables["curves"][tables["curves"]["method"].isin(CURVES)]
+    panels = list(parts["curves"].subplots(1, len(diagrams) + (len(shown) > 0), squeeze=False)[0])
+    if len(shown):
+        _curves(panels.pop(0), shown)
+    for axes, (row, colour) in zip(panels, diagrams, strict=True):
+        _reliability(axes, tables["bins"][tables["bins"]["row"] == row], row, colour)
     if "sigma" in parts:
         _sigma(parts["sigma"].subplots(1, 2, width_ratios=[1, 1.6]), tables["sigma"])
     _standing(parts["rows"], rows)
     return drawn
 
 
+def _or_other(wanted: str, rows: pd.DataFrame, twins: bool) -> str | None:
+    """The row that is wanted, or the first one of its kind."""
+    alike = [row for row in rows["row"] if row.startswith("Twin-Boot") == twins]
+    return wanted if wanted in alike else next(iter(alike), None)
+
+
 def _curves(axes: Axes, curves: pd.DataFrame) -> None:
-    shown = {"hold-out": ("single model", "its hold-out"), "twins": ("mean of the twins", "images that no twin saw")}
-    for (method, (name, others)), colour in zip(shown.items(), plots.TWINS, strict=True):
+    for (method, (name, others)), colour in zip(CURVES.items(), plots.TWINS, strict=True):
         own = curves[curves["method"] == method].groupby("epoch")
         if len(own):
             axes.plot(own["train"].mean(), "--", color=colour, label=f"{name}, training images")
@@ -67,9 +77,6 @@ def _legend_below(axes: Axes) -> None:
 
 def _reliability(axes: Axes, bins: pd.DataFrame, name: str, colour: str) -> None:
     """The mean over the seeds, weighted by the images in a bin. A bin of a few images says nothing and has no dot."""
-    if bins.empty:  # of a method that was not asked for
-        axes.set_axis_off()
-        return
     weighted = bins.assign(**{c: bins[c] * bins["share"] for c in ("confidence", "accuracy")}).groupby("bin").sum()
     share = weighted["share"] / weighted["share"].sum()
     drawn = share >= LEAST

@@ -22,6 +22,7 @@ class Recipe:
     reset: int = 1  # every so many epochs
     groups: str = "layer"
     dropout: float = 0.0
+    cover: bool = False  # all images are trained on, and none is left to choose by
     batch: float = 1.0  # times that of the others; with counts, of as many draws there are fewer images
 
 
@@ -29,6 +30,7 @@ class Recipe:
 TWINS = {
     "twins": ("Twin-Boot", Recipe()),
     "twins-draws": ("Twin-Boot with draws", Recipe(resample="draws")),
+    "twins-all": ("Twin-Boot on all images", Recipe(cover=True)),
     "twins-units": ("Twin-Boot with a sigma for each unit", Recipe(groups="unit")),
     "twins-centered": ("Twin-Boot with the centered reset", Recipe(mode="centered")),
     "twins-mean": ("Twin-Boot with the mean reset", Recipe(mode="mean")),
