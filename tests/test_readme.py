@@ -22,6 +22,11 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
+def block_with(word: str) -> str:
+    [found] = [block for block in blocks("python") if word in block]
+    return found
+
+
 def one_side(diff: str, drop: str) -> str:
     return "\n".join(line[1:] for line in diff.splitlines() if not line.startswith(drop))
 
@@ -42,7 +47,7 @@ def test_both_sides_of_the_diff_run() -> None:
 @pytest.mark.filterwarnings("ignore:these samples are predicted best without weight noise")  # which so few are
 def test_the_snippets_run_after_the_loop(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    predict, weighted, stacked, resume, whole, *_, inverse = blocks("python")
+    predict, weighted, stacked, resume, whole, everything, *_, inverse = blocks("python")
     names = scope()
     exec(one_side(blocks("diff")[0], drop="-"), names)
     names["x"] = names["dataset"].tensors[0]
@@ -67,6 +72,9 @@ def test_the_snippets_run_after_the_loop(tmp_path: Path, monkeypatch: Any) -> No
     exec(whole, names)
     assert (tmp_path / "run").is_dir()
     assert 0 < names["nll"] < 10
+    exec(everything, names)
+    assert names["final"].best_epoch == names["found"].best_epoch
+    assert names["final"].estimate.scale == names["found"].estimate.scale
 
     kernel = torch.randn(50, 900, generator=torch.Generator().manual_seed(0))
     names |= {"operator": lambda field: kernel @ field.flatten(), "measurements": kernel.mean(1)}
@@ -78,7 +86,7 @@ def test_the_snippet_for_scikit_learn_runs() -> None:
     pytest.importorskip("sklearn", reason="the extra sklearn is not installed")
     x = torch.randn(300, 2, generator=torch.Generator().manual_seed(0)).numpy()
     names = {"X": x[:200], "y": x[:200].sum(1), "X_new": x[200:]}
-    exec(blocks("python")[5], names)
+    exec(block_with("TwinBootRegressor"), names)
     assert (names["std"] > 0).all()
     assert (names["low"] < names["mean"]).all()
     assert (names["mean"] < names["high"]).all()
@@ -133,7 +141,7 @@ def test_the_snippet_for_hugging_face_runs(tmp_path: Path, monkeypatch: Any) -> 
         "dataset": sentences(),
         "new": sentences(5, seed=1),
     }
-    exec(blocks("python")[6], names)
+    exec(block_with("TwinTrainer"), names)
     assert names["prediction"].probs.shape == (5, 3)
     assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
     assert all(sigma > 0 for sigma in names["estimate"].sigma.values())
@@ -160,5 +168,5 @@ def test_the_snippet_for_lightning_runs() -> None:
     names = {"module": Module(), "dataset": classes(150), "x": classes(20).tensors[0]}
     names |= {"EarlyStopping": pl.callbacks.EarlyStopping}
     names["Trainer"] = partial(pl.Trainer, accelerator="cpu", **dict.fromkeys(quiet, False))
-    exec(blocks("python")[7], names)
+    exec(block_with("TwinModule"), names)
     assert all(sigma > 0 for sigma in names["twins"].twins.sigma.values())
