@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import pandas as pd
 import torch
@@ -21,7 +20,6 @@ from .recipes import DROPOUT, TWINS
 from .single import Single, Split, plain
 
 TURNS = 3
-MOST = 5000  # images
 # Method -> the kind of its epochs.
 KINDS = {"hold-out": "single", "single": "single", "dropout": "dropout", "dropout-seen": "dropout", "ivon": "ivon"}
 KINDS |= {method: method for method in TWINS}
@@ -34,7 +32,6 @@ def kinds(methods: tuple[str, ...]) -> list[str]:
 
 def turns(task: Task, methods: tuple[str, ...], tick: Tick) -> pd.DataFrame:
     """Seconds of an epoch of each kind, in turns; the first turn, in which memory is found, does not count."""
-    task = replace(task, x=task.x[:MOST], y=task.y[:MOST])
     runs = {kind: _epoch(kind, task) for kind in kinds(methods)}
     found = []
     for turn in range(TURNS + 1):

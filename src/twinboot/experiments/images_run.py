@@ -8,6 +8,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -91,7 +92,7 @@ def _run(config: Config, method: str, number: int, tick: Tick, scratch: Path) ->
     data = _images(PRESETS[config.preset].dataset, config.data)
     test = standardised(data.test_x[: config.test], moments), data.test_y[: config.test]
     shown = trained.trained_on[: min(GAP, config.test or GAP)]
-    rows, bins = _judged(trained, task, test, shown, _strange(config, moments))
+    rows, bins = _judged(trained, task, test, shown, _strange(config, moments), config.test)
     tables = {"rows": rows, "bins": bins, "curves": trained.curve, "costs": pd.DataFrame([cost])}
     if len(trained.sigma):
         tables["sigma"] = trained.sigma
@@ -99,7 +100,9 @@ def _run(config: Config, method: str, number: int, tick: Tick, scratch: Path) ->
 
 
 def _cost(config: Config, tick: Tick) -> dict[str, pd.DataFrame]:
-    return {"turns": turns(_task(config, 0)[0], (*chosen(config)[0], *config.screened), tick)}
+    task, most = _task(config, 0)[0], PRESETS[config.preset].timed
+    shorter = replace(task, x=task.x[:most], y=task.y[:most])
+    return {"turns": turns(shorter, (*chosen(config)[0], *config.screened), tick)}
 
 
 def _task(config: Config, number: int) -> tuple[Task, Moments]:
@@ -117,19 +120,26 @@ def _task(config: Config, number: int) -> tuple[Task, Moments]:
 
 
 def _judged(
-    trained: Trained, task: Task, test: tuple[Tensor, Tensor], shown: Tensor, strange: Tensor | None
+    trained: Trained,
+    task: Task,
+    test: tuple[Tensor, Tensor],
+    shown: Tensor,
+    strange: Tensor | None,
+    most: int | None,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The scores of each row, whose accuracy in training is that of the images `shown`, and its reliability diagram."""
+    """The scores of each row, whose accuracy in training is that of the images `shown`, and its reliability diagram.
+    At most so many unseen images, if a number is given."""
     from .. import metrics  # torchmetrics takes a while to import
 
     rows, bins = [], []
+    unseen = trained.unseen[:most] if trained.unseen is not None else None
     for row, predict in trained.rows.items():
         probs = predict(test[0])
         found = metrics.scores(probs, test[1])
         in_training = (predict(task.x[shown]).argmax(1) == task.y[shown]).double().mean().item()
         found["gap"] = in_training - found["accuracy"]
-        if trained.unseen is not None:
-            found["unseen"] = metrics.scores(predict(task.x[trained.unseen]), task.y[trained.unseen])["nll"]
+        if unseen is not None:
+            found["unseen"] = metrics.scores(predict(task.x[unseen]), task.y[unseen])["nll"]
         if strange is not None:
             doubt = torch.cat([entropy(probs), entropy(predict(strange))])
             found["ood_auroc"] = metrics.auroc(doubt, torch.arange(len(doubt)) >= len(probs))
