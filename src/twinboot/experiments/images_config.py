@@ -35,7 +35,7 @@ PRESETS: dict[str, Preset] = {
     "cifar10-5k": Preset("cifar10", 5000, "vgg16", 0.25, "batch", epochs=24, seeds=5, methods=ALL),
     # As long as two CPU cores manage in two hours.
     "cifar10-small": Preset("cifar10", None, "vgg16", 0.25, "batch", epochs=24, seeds=1, methods=("hold-out", "twins")),
-    # Section 4.2 and Appendix A.4, for a GPU; the number of epochs is not stated. Few images are timed, as they take long.
+    # Section 4.2 and Appendix A.4, for a GPU; the number of epochs is not stated. Images take long: few are timed.
     "cifar10": Preset("cifar10", None, "vgg16", 1.0, "weight", 100, 1, methods=("hold-out", "twins"), timed=1000),
 }
 
