@@ -108,6 +108,7 @@ def test_a_file_keeps_the_calibration(tmp_path: Path) -> None:
             TensorDataset(torch.zeros(5, 4), torch.full((5,), 3)),
             "label 3 is out of range: the model has 3 classes, 0 to 2",
         ),
+        (TensorDataset(torch.full((5, 4), torch.nan), torch.zeros(5).long()), "logits that are not finite"),
     ],
 )
 def test_what_cannot_be_calibrated_is_refused(data: TensorDataset, said: str) -> None:
@@ -115,3 +116,12 @@ def test_what_cannot_be_calibrated_is_refused(data: TensorDataset, said: str) ->
         Twins(mlp()).estimate().calibrate(data)
     with pytest.raises(ValueError, match="samples must be at least 2"):
         Twins(nn.Linear(4, 3)).estimate().calibrate(classes(10), samples=1)
+
+
+@pytest.mark.parametrize("task", ["regression", "gaussian"])
+def test_an_estimate_of_values_has_no_temperature(task: Any) -> None:
+    estimate = Twins(nn.Linear(4, 2)).estimate()
+    estimate.task = task
+    with pytest.raises(ValueError, match=f"calibrate is for classification, and this estimate is for {task}"):
+        estimate.calibrate(classes(10))
+    assert (estimate.temperature, estimate.scale) == (1.0, 1.0)

@@ -1,11 +1,18 @@
 """States on disk: the last few, whole, and read without unpickling."""
 
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from loops import assert_same_bits
 
+from twinboot import checkpoints
 from twinboot.checkpoints import Checkpoints
 
 CPU = torch.device("cpu")
@@ -31,7 +38,10 @@ def test_a_flipped_bit_in_the_weights_is_noticed(tmp_path: Path) -> None:
     place = content.find(torch.arange(1000.0).numpy().tobytes()[400:440])
     content[place] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"epoch-1.pt is damaged: delete it"):
+    with pytest.raises(ValueError, match=r"epoch-1.pt is damaged: delete it, and the run begins anew"):
+        saved.latest(CPU)
+    (tmp_path / "epoch-2.pt").write_bytes(content)
+    with pytest.raises(ValueError, match=r"epoch-2.pt is damaged: delete it, and the run goes on from the one before"):
         saved.latest(CPU)
 
 
@@ -59,3 +69,23 @@ def test_a_place_that_cannot_be_a_directory_and_none_to_keep(tmp_path: Path) -> 
         Checkpoints(tmp_path / "file", keep=1)
     with pytest.raises(ValueError, match="at least one checkpoint must be kept"):
         Checkpoints(tmp_path, keep=0)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")
+def test_a_full_disk_is_called_one_by_whatever_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def to_a_full_device(path: Path) -> Iterator[Path]:
+        yield Path("/dev/full")
+
+    monkeypatch.setattr(checkpoints, "replacing", to_a_full_device)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    with pytest.raises(OSError, match=rf"can't write .*epoch-1.pt: {os.strerror(errno.ENOSPC)}; the checkpoint before"):
+        Checkpoints(tmp_path, keep=1).save(1, {"weights": torch.zeros(10_000)})
+
+
+def test_what_a_kill_left_half_written_is_removed(tmp_path: Path) -> None:
+    saved = Checkpoints(tmp_path, keep=1)
+    saved.save(1, {})
+    (tmp_path / ".epoch-2.pt.4711.partial").write_bytes(b"half of it")
+    assert saved.latest(CPU) is not None
+    assert [path.name for path in tmp_path.iterdir()] == ["epoch-1.pt"]

@@ -208,3 +208,19 @@ def test_import_of_the_package_stays_light() -> None:
     heavy = "{'matplotlib', 'pandas', 'tyro', 'rich'} & set(sys.modules)"
     code = f"import sys, twinboot; sys.exit(str({heavy}) if {heavy} else 0)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_an_error_of_files_without_a_number_is_told_in_its_own_words(monkeypatch: Any, capsys: Any) -> None:
+    def full(arguments: list[str]) -> None:
+        raise OSError("can't write epoch-2.pt: the disk is full.")
+
+    monkeypatch.setattr(cli, "_carry_out", full)
+    assert fails(["images"], 1, capsys) == "twinboot: can't write epoch-2.pt: the disk is full.\n"
+
+
+def test_a_damaged_checkpoint_of_a_part_is_one_line(tmp_path: Path, capsys: Any) -> None:
+    scratch = tmp_path / "images" / "parts" / "seed 0 twins.scratch"
+    scratch.mkdir(parents=True)
+    (scratch / "epoch-1.pt").write_bytes(b"PK")
+    wanted = ["images", "--methods", "twins", "--epochs", "2", "--seeds", "1", "--out", str(tmp_path)]
+    assert "epoch-1.pt is damaged: delete it, and the run begins anew." in fails(wanted, 1, capsys)

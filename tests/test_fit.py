@@ -336,6 +336,17 @@ def test_a_full_disk_is_one_sentence_and_the_last_checkpoint_stays(tmp_path: Pat
     assert [(p.name, p.read_bytes()) for p in tmp_path.iterdir()] == [("epoch-1.pt", before)]
 
 
+def test_weights_that_diverge_name_epoch_and_step_and_leave_a_good_checkpoint(tmp_path: Path) -> None:
+    explode = lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda epoch: 1e36 if epoch else 1.0)  # noqa: E731
+    options: dict[str, Any] = {"optimizer": lambda p: torch.optim.SGD(p, 0.02), "scheduler": explode}
+    with pytest.raises(
+        FloatingPointError, match=r"the (weights are|loss is) not finite in epoch 2, step \d+: .* lower"
+    ):
+        fit(mlp(), blobs(), epochs=3, progress=False, checkpoint=tmp_path, **options)
+    assert [p.name for p in tmp_path.iterdir()] == ["epoch-1.pt"]
+    assert fit(mlp(), blobs(), epochs=1, progress=False, checkpoint=tmp_path, **options).best_epoch == 1
+
+
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 truncated", b"cposix\nsystem\n(S'true'\ntR."])
 def test_a_damaged_checkpoint_is_named_and_never_unpickled(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "epoch-4.pt").write_bytes(content)
@@ -388,8 +399,12 @@ def test_autocast_trains_too() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"epochs": 0}, "epochs and patience must be at least 1, not 0"),
-        ({"patience": 0}, "epochs and patience must be at least 1"),
+        ({"epochs": 0}, "epochs must be a whole number of at least 1, not 0"),
+        ({"epochs": 2.0}, "epochs must be a whole number of at least 1, not 2.0"),
+        ({"batch_size": 16.5}, "batch_size must be a whole number of at least 1, not 16.5"),
+        ({"patience": 0}, "patience must be a whole number of at least 1, not 0"),
+        ({"keep": 0}, "keep must be a whole number of at least 1, not 0"),
+        ({"scheduler": "cosine"}, "scheduler must be a function that makes one, such as lambda optimizer: StepLR"),
         ({"noise": -1.0}, "noise must be a number of at least 0, not -1.0"),
         ({"noise": math.nan}, "noise must be a number of at least 0, not nan"),
         ({"loss": "mse"}, "unknown loss 'mse'"),
@@ -410,7 +425,8 @@ def test_autocast_trains_too() -> None:
         ({"share": (0, 1)}, "fit has no option 'share': it trains all twins on every rank"),
         ({"share": (0, 1), "twin": 0}, "fit has no option '(share|twin)': it trains"),
         ({"reset": 1}, r"reset must be a schedule such as twinboot.resets.every\(1\), not 1"),
-        ({"amp": "bf16"}, "amp must be a dtype such as torch.bfloat16, not 'bf16'"),
+        ({"amp": "bf16"}, "amp must be a dtype, torch.bfloat16 or torch.float16, not 'bf16'"),
+        ({"amp": torch.float32}, "amp must be a dtype, torch.bfloat16 or torch.float16, not torch.float32"),
         ({"device": "cudaa"}, "the device 'cudaa' can't be used: "),
         ({"bootstrap": Bootstrap(240, replicas=12)}, "every sample is seen .* give bootstrap=Bootstrap"),
         ({"bootstrap": Bootstrap(240, cover=True), "patience": 3}, "patience needs samples that no twin sees"),
@@ -476,6 +492,10 @@ def test_a_state_that_could_not_be_read_back_is_refused_before_it_is_kept(tmp_pa
     [
         ({"optimizer": lambda p: torch.optim.Adam(p, 0.01)}, r"learning rate was \[0.02\] and is \[0.01\] here"),
         ({"optimizer": lambda p: torch.optim.SGD(p, 0.02)}, "optimizer was Adam and is SGD here"),
+        (
+            {"optimizer": lambda p: torch.optim.Adam(p, 0.02, weight_decay=0.1)},
+            "settings was .*'weight_decay': '0'.* and",
+        ),
         ({"noise": 2.0}, "noise was 1.0 and is 2.0 here"),
         ({"mode": "mean"}, "mode was sample and is mean here"),
         ({"epochs": 1}, "holds a run of more than 1 epochs"),

@@ -31,7 +31,7 @@ def best(logits: Callable[[float], Tensor], labels: Tensor) -> tuple[float, floa
 def nll(logits: Tensor, labels: Tensor, temperature: float) -> float:
     """The mean negative log-likelihood of labels under probabilities that are averaged over the draws."""
     own = (logits / temperature).log_softmax(2).gather(2, labels.expand(len(logits), -1)[:, :, None]).squeeze(2)
-    return -(own.logsumexp(0) - math.log(len(logits))).double().mean().item()
+    return -(own.logsumexp(0) - math.log(len(logits))).cpu().double().mean().item()  # some devices have no float64
 
 
 def temperature(logits: Tensor, labels: Tensor) -> float:

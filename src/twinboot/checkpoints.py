@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import re
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,12 @@ NOT_PLAIN = (
     "the state of the optimizer or the scheduler holds what cannot be read back without unpickling ({}): use plain "
     "numbers and functions in them."
 )
+
+FULL = 2**20  # bytes: a disk with fewer left is full
+
+
+class DamagedError(ValueError):
+    """A checkpoint that cannot be read, in one sentence."""
 
 
 class Checkpoints:
@@ -39,19 +47,21 @@ class Checkpoints:
         path = self._path(epoch)
         try:
             with replacing(path) as partial:
-                torch.save(_plain({"format": FORMAT, "epoch": epoch, **state}), partial)
+                _write(_plain({"format": FORMAT, "epoch": epoch, **state}), partial)
                 if unsafe := torch.serialization.get_unsafe_globals_in_checkpoint(partial):
                     raise TypeError(NOT_PLAIN.format(unsafe[0]))
         except (AttributeError, pickle.PicklingError) as error:
             raise TypeError(NOT_PLAIN.format(error)) from None
-        except (OSError, RuntimeError) as error:  # PyTorch's own writer reports a full disk as a RuntimeError
+        except (OSError, RuntimeError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
             raise OSError(f"can't write {path}: {reason}; the checkpoint before it is as it was.") from None
         for old in self._epochs()[: -self.keep]:
             self._path(old).unlink(missing_ok=True)
 
     def latest(self, device: torch.device) -> dict[str, Any] | None:
-        """The newest state, or None if there is none yet."""
+        """The newest state, or None if there is none yet. What a kill left half written is removed."""
+        for unfinished in self.directory.glob(".epoch-*.pt.*.partial"):
+            unfinished.unlink(missing_ok=True)
         epochs = self._epochs()
         if not epochs:
             return None
@@ -67,7 +77,8 @@ class Checkpoints:
         except (zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, TypeError):
             damaged = True
         if damaged:
-            raise ValueError(f"{path} is damaged: delete it, and the run goes on from the one before.")
+            then = "goes on from the one before" if len(epochs) > 1 else "begins anew"
+            raise DamagedError(f"{path} is damaged: delete it, and the run {then}.")
         if not isinstance(state, dict) or state.get("format") != FORMAT:
             raise ValueError(f"{path} is no checkpoint of this version of fit.")
         return state
@@ -78,6 +89,18 @@ class Checkpoints:
     def _epochs(self) -> list[int]:
         names = (re.fullmatch(r"epoch-(\d+)\.pt", path.name) for path in self.directory.iterdir())
         return sorted(int(name[1]) for name in names if name)
+
+
+def _write(state: dict[str, Any], path: Path) -> None:
+    """On the disk itself when it returns: older files are removed then, and power may fail."""
+    try:
+        torch.save(state, path)
+    except RuntimeError as error:  # how PyTorch's own writer reports a full disk, without saying so
+        if shutil.disk_usage(path.parent).free < FULL:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+        raise
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _plain(state: Any) -> Any:

@@ -25,6 +25,7 @@ try:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     from . import __version__, plots
+    from .checkpoints import DamagedError
     from .commands import Redraw, Report, Reproduce, RunExperiment, UsageError, parse
     from .experiments import EXPERIMENTS
     from .experiments.experiment import Part, Tick, UnavailableError, label
@@ -45,14 +46,14 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             _carry_out(arguments)
         sys.stdout.flush()
-    except RunError as error:
+    except (RunError, DamagedError) as error:
         return _fail(str(error), 1)
     except (UsageError, UnavailableError, FloatingPointError) as error:
         return _fail(str(error), 2)
     except BrokenPipeError:  # as in `twinboot gaussian | head`: nobody reads on
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        return _fail(f"{error.filename or 'output'}: {error.strerror}.", 1)
+        return _fail(f"{error.filename or 'output'}: {error.strerror}." if error.strerror else str(error), 1)
     except KeyboardInterrupt:
         again = shlex.join(["twinboot", *arguments])
         return _fail(f"stopped; what is done is kept. The same command goes on: {again}", 130)

@@ -179,10 +179,13 @@ class Estimate(nn.Module):
 
         Give samples that no twin saw, `Subset(dataset, bootstrap.unseen)`: those of training would make the model too
         sure of itself. `predict` uses both from then on, and `save` keeps them. Returns the mean negative
-        log-likelihood with them. Warns if the best scale is 0, which takes all weight noise away.
+        log-likelihood with them. The scale is one of eight from 0 to 2, each with a temperature of its own. Warns if
+        the best scale is 0, which takes all weight noise away.
         """
         if samples < 2:
             raise ValueError(f"samples must be at least 2, not {samples!r}.")
+        if self.task not in ("classification", None):
+            raise ValueError(f"calibrate is for classification, and this estimate is for {self.task}.")
         batches = list(DataLoader(dataset, batch_size, generator=torch.Generator()))
         if not batches:
             raise ValueError("the dataset is empty: there is nothing to calibrate by.")
@@ -201,7 +204,10 @@ class Estimate(nn.Module):
             return torch.stack(drawn)
 
         with torch.no_grad(), evaluating(self.module):
-            labels = checked_labels(labels, logits(0.0)[0])
+            of_mean = logits(0.0)[0]
+            if not of_mean.isfinite().all():
+                raise ValueError("the model gives logits that are not finite for these samples: look for bad ones.")
+            labels = checked_labels(labels, of_mean)
             self.temperature, self.scale, loss = calibration.best(logits, labels)
         if self.scale == 0:
             warnings.warn(

@@ -29,7 +29,7 @@ from .estimate import Estimate
 from .groups import Grouping
 from .loader import PairedLoader, Resample, require_map_style
 from .logs import open_log, show, show_finished
-from .options import require_known
+from .options import require_known, require_whole
 from .prediction import Task
 from .replicate import Places
 from .sharding import is_sharded
@@ -132,8 +132,9 @@ def fit(
     >>> found.history["accuracy"][found.best_epoch - 1] > 0.9
     True
     """
-    if epochs < 1 or (patience is not None and patience < 1):
-        raise ValueError(f"epochs and patience must be at least 1, not {epochs} and {patience}.")
+    whole = {"epochs": epochs, "batch_size": batch_size, "keep": keep}
+    for name, number in (whole | ({} if patience is None else {"patience": patience})).items():
+        require_whole(name, number, 1)
     _check_options(options)
     if isinstance(model, nn.Module) and any(map(is_sharded, model.parameters())):
         raise ValueError("the model is sharded, but fit wraps twins in DDP: write the loop, and shard Twins there.")
@@ -141,8 +142,10 @@ def fit(
     resets.require_mode(mode)
     if not 0 <= noise < math.inf:
         raise ValueError(f"noise must be a number of at least 0, not {noise}.")
-    if amp is not None and not isinstance(amp, torch.dtype):
-        raise TypeError(f"amp must be a dtype such as torch.bfloat16, not {amp!r}.")
+    if amp not in (None, torch.bfloat16, torch.float16):
+        raise TypeError(f"amp must be a dtype, torch.bfloat16 or torch.float16, not {amp!r}.")
+    if scheduler is not None and not callable(scheduler):
+        raise TypeError("scheduler must be a function that makes one, such as lambda optimizer: StepLR(optimizer, 10).")
     due = resets.checked(reset, resets.every(1))
     run = Training(
         model,
@@ -172,6 +175,7 @@ def fit(
         "amp": str(amp),
         "optimizer": type(stepper).__name__,
         "learning rate": [float(group["lr"]) for group in stepper.param_groups],
+        "optimizer's settings": [optimizers.settings(group) for group in stepper.param_groups],
     }
     schedule = scheduler(stepper) if scheduler else None
     if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau) and not run.judges:

@@ -37,7 +37,7 @@ def scores(probs: Tensor, labels: Tensor, bins: int = BINS) -> dict[str, float]:
     probs, labels = _checked(probs, labels)
     wrong = probs.argmax(1) != labels
     return {
-        "accuracy": 1.0 - wrong.double().mean().item(),
+        "accuracy": classification.multiclass_accuracy(probs, labels, probs.shape[1], average="micro").item(),
         "nll": nll(probs, labels),
         "brier": brier(probs, labels),
         "ece": ece(probs, labels, bins),

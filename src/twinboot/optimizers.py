@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,6 +17,12 @@ def adam(parameters: Iterable[nn.Parameter], rate: float) -> torch.optim.Adam:
     parameters = list(parameters)
     one_call = all(p.device.type in ("cpu", "cuda") for p in parameters)
     return torch.optim.Adam(parameters, lr=rate, fused=one_call or None)
+
+
+def settings(group: Mapping[str, Any]) -> dict[str, str]:
+    """What a group of parameters is trained with, but for the rate and for what changes no result."""
+    left_out = {"params", "lr", "foreach", "fused", "capturable", "differentiable"}
+    return {name: str(value) for name, value in group.items() if name not in left_out}
 
 
 def made(make: Make | None, parameters: Sequence[nn.Parameter], rate: float) -> torch.optim.Optimizer:

@@ -21,6 +21,11 @@ from .prediction import Task
 from .randomness import alone, own_randomness
 from .twins import Twins
 
+NOT_FINITE = (
+    "the {} not finite in epoch {}, step {}: look for bad samples, or lower the learning rate, in another directory of "
+    "checkpoints; those here are of the epochs before."
+)
+
 
 class Training:
     """The twins and their data."""
@@ -74,14 +79,14 @@ class Training:
                     scaler.scale(value).backward()
                     total, number = total + value.detach(), number + 1
             if not math.isfinite(total.item()):
-                raise FloatingPointError(
-                    f"the loss is not finite in epoch {epoch}, step {step}: look for bad samples, or lower the "
-                    "learning rate, in another directory of checkpoints; those here are of the epochs before."
-                )
+                raise FloatingPointError(NOT_FINITE.format("loss is", epoch, step))
             with alone():  # PyTorch goes through the hooks of all optimizers, of which `sampled` adds and removes one
                 scaler.step(stepper)
             scaler.update()
-            self.twins.update()
+            try:
+                self.twins.update()
+            except FloatingPointError:
+                raise FloatingPointError(NOT_FINITE.format("weights are", epoch, step)) from None
         return ranks.mean(total).item() / number
 
     def _loss(self, twin: nn.Module, batch: Any) -> Tensor:
@@ -109,8 +114,9 @@ class Training:
         """The loss and accuracy of the mean model on what no twin saw, with BatchNorm statistics of its own."""
         self.give_statistics(estimate, ENOUGH)
         values, right = zip(*self.judging.unseen(estimate, self._judged, self.device), strict=True)
-        accuracy = torch.cat(right).double().mean().item() if self.classifies else math.nan
-        return torch.cat(values).double().mean().item(), accuracy
+        # On the CPU, as some devices have no float64.
+        accuracy = torch.cat(right).cpu().double().mean().item() if self.classifies else math.nan
+        return torch.cat(values).cpu().double().mean().item(), accuracy
 
     def _judged(self, module: nn.Module, batch: Any, number: int) -> tuple[Tensor, Tensor]:
         """For each sample its loss, and whether the most probable class is the right one."""
