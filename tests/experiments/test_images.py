@@ -11,10 +11,11 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from torch import Tensor
 
 from twinboot import metrics
-from twinboot.experiments import datasets, images
-from twinboot.experiments.contenders import METHODS
+from twinboot.experiments import datasets, images, images_run
+from twinboot.experiments.contenders import METHODS, Task, Trained
 from twinboot.experiments.experiment import UnavailableError, Verdict
 from twinboot.experiments.images import AS_LONG, BASE, DRAWS, OURS, OURS_LAST, OURS_MEAN, Config
 from twinboot.experiments.images_config import PRESETS
@@ -57,7 +58,7 @@ def test_sigma_is_told_for_each_layer_and_epoch_and_the_figure_and_verdicts_come
     assert set(sigma["layer"]) == layers
     assert len(sigma) == 2 * 2 * 2 * len(layers)  # methods, seeds, epochs
     drawn = images.figure(run.config, run.tables)
-    assert [len(part.axes) for part in drawn.subfigs] == [3, 2, 3]
+    assert [len(part.axes) for part in drawn.subfigs] == [4, 2, 3]
     assert [label.get_text() for label in drawn.subfigs[1].axes[1].get_xticklabels()] == list(
         dict.fromkeys(sigma["layer"])
     )
@@ -117,9 +118,61 @@ def test_the_figure_has_no_empty_panel_for_methods_that_did_not_run() -> None:
     tables = dict(small().tables)
     for name in ("rows", "bins", "curves", "sigma", "costs"):
         tables[name] = tables[name][tables[name]["method"] == "twins-draws"]
-    [diagram] = images.figure(SMALL, tables).subfigs[0].axes
-    assert diagram.get_title() == DRAWS
-    assert diagram.patches
+    diagrams = images.figure(SMALL, tables).subfigs[0].axes
+    assert [diagram.get_title() for diagram in diagrams] == [DRAWS, f"{DRAWS}, mean"]
+    assert all(diagram.patches for diagram in diagrams)
+
+
+def test_reliability_is_shown_of_the_draws_and_of_the_mean() -> None:
+    titles = [axes.get_title() for axes in images.figure(SMALL, small().tables).subfigs[0].axes]
+    assert titles == ["Accuracy while training", "Single, best loss on a hold-out", "Twin-Boot", "Twin-Boot, mean"]
+
+
+def test_a_step_and_an_epoch_have_their_times() -> None:
+    tables = {**small().tables}
+    tables["turns"] = pd.DataFrame(
+        [(kind, turn, seconds) for turn in (1, 2, 3) for kind, seconds in (("single", 2.0), ("twins", 3.0))],
+        columns=["kind", "turn", "seconds"],
+    )
+    config = dataclasses.replace(SMALL, methods=("hold-out", "twins"))
+    for name in ("rows", "costs"):
+        tables[name] = tables[name][tables[name]["method"].isin(config.methods)]
+    [found] = [table for title, table in images.numbers(config, tables).items() if "epoch of 1347 images" in title]
+    steps = math.ceil(1347 / config.batch)
+    assert found.to_numpy().tolist() == [
+        ["single", "1.00 (1.00 to 1.00)", "2.0", f"{2000 / steps:.0f}"],
+        ["twins", "1.50 (1.50 to 1.50)", "3.0", f"{3000 / steps:.0f}"],
+    ]
+
+
+def test_strange_images_are_clothes_of_the_same_size_or_none() -> None:
+    x = torch.randint(0, 256, (30, 1, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    y = torch.zeros(30, dtype=torch.int64)
+    clothes, moments = datasets.Images(x, y, x, y, 10, "fashion-mnist"), datasets.moments_of(x.expand(-1, 3, -1, -1))
+    config = Config(preset="cifar10-5k", data="somewhere", test=120)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(images_run, "_images", lambda name, directory: clothes)
+        found = images_run._strange(config, moments)
+        assert images_run._strange(SMALL, moments) is None  # digits
+    assert found is not None
+    assert found.shape == (30, 3, 32, 32)
+    assert torch.equal(found[:, 0, 2:-2, 2:-2], datasets.standardised(x.expand(-1, 3, -1, -1), moments)[:, 0])
+    assert images_run._strange(config, moments) is None  # no files there
+
+
+@pytest.mark.parametrize(("doubt", "expected"), [("strange", 1.0), ("usual", 0.0), ("all", 0.5)])
+def test_doubt_about_strange_images_is_ranked_above_that_about_others(doubt: str, expected: float) -> None:
+    usual, strange = torch.zeros(20, 1), torch.ones(30, 1)
+    sure, unsure = torch.tensor([0.9, 0.1]), torch.tensor([0.5, 0.5])
+
+    def predict(x: Tensor) -> Tensor:
+        doubted = (x == {"strange": 1.0, "usual": 0.0}.get(doubt, x)).float()
+        return doubted * unsure + (1 - doubted) * sure
+
+    trained = Trained({"row": predict}, torch.arange(20), pd.DataFrame())
+    task = Task(usual, torch.arange(20) % 2, torch.nn.Identity, epochs=1, batch=1, rate=0.1, samples=2, seed=0)
+    rows, _ = images_run._judged(trained, task, (usual, task.y), torch.arange(20), strange, None)
+    assert rows["ood_auroc"].item() == expected
 
 
 def test_curves_mark_the_epochs_with_the_lowest_loss_of_images_that_are_not_trained_on() -> None:

@@ -52,6 +52,15 @@ def test_a_download_tells_its_progress_and_is_not_repeated(
     download("mnist", tmp_path / "data")  # nothing is asked for
 
 
+def test_without_a_function_for_it_progress_is_a_line(
+    tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve(monkeypatch, server + "good")
+    download("mnist", tmp_path)
+    size = f"{len(CONTENT) / 2**20:.0f}"
+    assert capsys.readouterr().err == f"images.gz: {size} of {size} MiB\n"
+
+
 def test_a_file_from_before_that_is_damaged_is_fetched_again(
     tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

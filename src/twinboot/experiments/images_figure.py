@@ -31,8 +31,9 @@ def draw(tables: Tables, base: str, ours: str) -> Figure:
     drawn = Figure(figsize=(15, sum(heights.values())), layout="constrained")
     grid = drawn.add_gridspec(len(heights), 1, height_ratios=list(heights.values()))
     parts = {name: drawn.add_subfigure(grid[place]) for place, name in enumerate(heights)}
-    wanted = _or_other(base, rows, twins=False), _or_other(ours, rows, twins=True)
-    diagrams = [(row, colour) for row, colour in zip(wanted, plots.TWINS, strict=True) if row is not None]
+    base, ours = _or_other(base, rows, twins=False), _or_other(ours, rows, twins=True)
+    there, others = set(rows["row"]), [ours, f"{ours}, mean"]
+    diagrams = [(row, plots.TWINS[row in others]) for row in (base, *others) if row in there]
     shown = tables["curves"][tables["curves"]["method"].isin(CURVES)]
     panels = list(parts["curves"].subplots(1, len(diagrams) + (len(shown) > 0), squeeze=False)[0])
     if len(shown):
@@ -45,10 +46,10 @@ def draw(tables: Tables, base: str, ours: str) -> Figure:
     return drawn
 
 
-def _or_other(wanted: str, rows: pd.DataFrame, twins: bool) -> str | None:
-    """The row that is wanted, or the first one of its kind."""
+def _or_other(wanted: str, rows: pd.DataFrame, twins: bool) -> str:
+    """The row that is wanted, or the first one of its kind, if there is any."""
     alike = [row for row in rows["row"] if row.startswith("Twin-Boot") == twins]
-    return wanted if wanted in alike else next(iter(alike), None)
+    return wanted if wanted in alike else next(iter(alike), wanted)
 
 
 def _curves(axes: Axes, curves: pd.DataFrame) -> None:

@@ -40,6 +40,13 @@ def chosen(config: Config) -> tuple[tuple[str, ...], int, int]:
     return config.methods or usual, config.epochs or preset.epochs, config.seeds or preset.seeds
 
 
+def timed(config: Config) -> int:
+    """How many images an epoch has whose time is measured."""
+    preset = PRESETS[config.preset]
+    there = datasets.DIGITS_TRAIN if preset.dataset == "digits" else preset.timed
+    return min(preset.timed, preset.images or there)
+
+
 def parts(config: Config) -> list[Part]:
     methods, epochs, number = chosen(config)
     _require(config)
@@ -60,6 +67,15 @@ def _tell_of_ivon() -> None:
     print(f"twinboot: left out: {needed}", file=sys.stderr)
 
 
+@cache
+def _tell_of_clothes(directory: str | None) -> None:
+    try:
+        _images("fashion-mnist", directory)
+    except datasets.MissingError:
+        needed = f"strange images need {sources.wanted('fashion-mnist')} in the directory of --data, too"
+        print(f"twinboot: left out: {needed}", file=sys.stderr)
+
+
 def _require(config: Config) -> None:
     """What can be known to be missing is said before anything is trained."""
     preset = PRESETS[config.preset]
@@ -73,6 +89,8 @@ def _require(config: Config) -> None:
         usable(config.device or "cpu")
     except ValueError as error:
         raise UnavailableError(str(error)) from None
+    if preset.dataset == "cifar10":
+        _tell_of_clothes(config.data)
     if config.test and config.test > there:
         raise UnavailableError(f"there are {there} test images, so that test can't be {config.test}.")
     if "ivon" in (*(config.methods or ()), *config.screened):
@@ -100,8 +118,8 @@ def _run(config: Config, method: str, number: int, tick: Tick, scratch: Path) ->
 
 
 def _cost(config: Config, tick: Tick) -> dict[str, pd.DataFrame]:
-    task, most = _task(config, 0)[0], PRESETS[config.preset].timed
-    shorter = replace(task, x=task.x[:most], y=task.y[:most])
+    task = _task(config, 0)[0]
+    shorter = replace(task, x=task.x[: timed(config)], y=task.y[: timed(config)])
     return {"turns": turns(shorter, (*chosen(config)[0], *config.screened), tick)}
 
 

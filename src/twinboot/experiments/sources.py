@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -128,7 +129,8 @@ def wanted(name: str) -> str:
 
 
 def download(name: str, directory: Path | str, progress: Progress | None = None) -> None:
-    """Fetch the official files of a data set into a directory, in the layout that `load` finds.
+    """Fetch the official files of a data set into a directory, in the layout that `load` finds. `progress` is told how
+    far each is; by default a line on standard error says so.
 
     Files that are there and right are left alone, so that a broken download goes on with the file that it broke in;
     each appears under its name only when its checksum is right.
@@ -140,7 +142,16 @@ def download(name: str, directory: Path | str, progress: Progress | None = None)
         if path.is_file() and _md5(path) == file.md5:
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        _fetch(file, path, progress or (lambda name, done, total: None))
+        _fetch(file, path, progress or _show)
+
+
+def _show(name: str, done: int, total: int | None) -> None:
+    """In place on a terminal, and elsewhere once a file is whole."""
+    ends = done == total
+    if sys.stderr.isatty() or ends:
+        of = f" of {total / 2**20:.0f}" if total else ""
+        start = "\r" if sys.stderr.isatty() else ""
+        print(f"{start}{name}: {done / 2**20:.0f}{of} MiB", end="\n" if ends else "", file=sys.stderr, flush=True)
 
 
 def _fetch(file: Fetched, path: Path, progress: Progress) -> None:
