@@ -231,6 +231,10 @@ def test_no_batch_is_too_small_for_batchnorm(batch_size: int, n: int) -> None:
         assert fit(model, blobs(n), epochs=1, **options).best_epoch == 1
 
 
+def test_numbers_of_epochs_may_be_those_of_numpy() -> None:
+    assert fit(mlp(), blobs(), epochs=np.int64(2), patience=np.int64(1), **QUIET).best_epoch in (1, 2)  # type: ignore[arg-type]
+
+
 def test_patience_ends_a_run_that_gets_no_better() -> None:
     noise = TensorDataset(torch.randn(60, 4, generator=seeded(3)), torch.randint(3, (60,), generator=seeded(4)))
     found = fit(mlp(), noise, epochs=200, patience=3, progress=False, optimizer=lambda p: torch.optim.Adam(p, 0.1))

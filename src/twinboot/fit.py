@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -134,7 +135,7 @@ def fit(
     """
     whole = {"epochs": epochs, "batch_size": batch_size, "keep": keep}
     for name, number in (whole | ({} if patience is None else {"patience": patience})).items():
-        require_whole(name, number, 1)
+        require_whole(name, int(number) if isinstance(number, Integral) else number, 1)  # numpy's will do
     _check_options(options)
     if isinstance(model, nn.Module) and any(map(is_sharded, model.parameters())):
         raise ValueError("the model is sharded, but fit wraps twins in DDP: write the loop, and shard Twins there.")

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from itertools import islice
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -73,7 +74,8 @@ def _begin_process(threads: int, ended: Connection) -> None:
 
 def _end_with_the_run(ended: Connection) -> None:
     """However the run ends: a process that went on would write where the next one resumes."""
-    ended.poll(None)  # until the other end is closed, by the run or, when it is killed, by the system
+    with suppress(OSError):  # as Windows has it
+        ended.poll(None)  # until the other end is closed, by the run or, when it is killed, by the system
     os._exit(1)
 
 
