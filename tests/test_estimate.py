@@ -291,6 +291,12 @@ def test_an_update_of_batchnorm_that_fails_changes_nothing() -> None:
         assert estimate.module[1].momentum == 0.1
 
 
+def test_a_model_without_batchnorm_is_not_run_for_statistics() -> None:
+    read: list[int] = []
+    Twins(mlp()).estimate().update_batchnorm(read.append(1) or X for _ in range(3))  # type: ignore[func-returns-value]
+    assert not read
+
+
 # --- files
 
 

@@ -223,10 +223,12 @@ class Estimate(nn.Module):
         `loader` gives batches, of which `inputs` picks the model's input, or a tuple or mapping of its inputs: by
         default the batch itself, or its first tensor. The twins' own statistics belong to other weights; without this
         call accuracy can collapse. Layers that stay in evaluation when the model is set to train, as its class may
-        decide for a frozen part, keep the statistics that they have.
+        decide for a frozen part, keep the statistics that they have. A model without BatchNorm is not run.
         """
         if hasattr(loader, "bootstrap"):
             raise TypeError("give a plain DataLoader of the training data: a PairedLoader would count its epochs on.")
+        if not layers(self.module):
+            return
         picked = map(inputs or first_tensor, loader)
         first = next(picked, None)
         if first is None:
