@@ -71,7 +71,7 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
     if config.methods is None and (missing := set(PRESETS[config.preset].methods) - set(rows["method"])):
         spread += f"; {', '.join(sorted(missing))} was not run"
     judged = f", the first {config.test} test images" if config.test else ""
-    title = f"{config.preset}, {epochs} epochs, {config.samples} draws{judged}: {spread}"
+    title = f"{config.preset}, {epochs} epoch{'s' * (epochs > 1)}, {config.samples} draws{judged}: {spread}"
     ratio, wide = ratios(tables["turns"]), rows.pivot(index="seed", columns="row")
     times, told = _times(rows, ratio), []
     for row, own in rows.groupby("row", sort=False):
