@@ -111,6 +111,7 @@ def endless(name: str, tick: Tick, scratch: Path) -> dict[str, pd.DataFrame]:
 
 
 def run_endless(directory: Path) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which is ignored where the tests run in the background
     parts = [Part(name, 1, partial(endless, name), resumes=True) for name in "ab"]
     compute(parts, directory, lambda part: lambda: None, jobs=2)
 

@@ -295,7 +295,7 @@ def test_mistakes_get_one_sentence() -> None:
         ({"hidden": "x"}, None, "hidden must be a sequence of widths, .* not 'x'"),
         ({"hidden": (50, None)}, None, "hidden must be a sequence of widths"),
         ({"samples": 1}, None, "samples must be 0"),
-        ({"epochs": 0}, None, "epochs and patience must be at least 1"),
+        ({"epochs": 0}, None, "epochs must be a whole number of at least 1, not 0"),
         ({"mode": "none"}, None, "mode"),
         ({}, -np.ones(30), "sample_weight must not be negative"),
         ({}, (np.arange(30) == 3), "sample_weight leaves 1 sample"),
