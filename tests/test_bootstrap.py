@@ -200,6 +200,7 @@ def test_no_global_generator_is_read_or_moved() -> None:
         ({"n": 4, "kind": "poisson", "strata": [0, 0, 1, 1]}, ValueError, "cannot keep the shares of strata"),
         ({"n": 4, "block": 4}, ValueError, "block must be a whole number from 1 to less than the 4 samples, not 4"),
         ({"n": 4, "block": 2, "cover": True}, ValueError, "cover cannot be combined with block"),
+        ({"n": 4, "strata": [0, 0, 1, 1], "cover": True}, ValueError, "cover cannot be combined with block or strata"),
         ({"n": 4, "block": 2, "strata": [0, 0, 1, 1]}, ValueError, "block cannot be combined with strata or clusters"),
     ],
 )

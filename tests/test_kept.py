@@ -83,6 +83,13 @@ def test_a_page_with_a_section_of_somebody_else_is_left_as_it_is(
     assert {figure: figure.stat().st_mtime_ns for figure in figures} == figures
 
 
+def test_a_page_of_somebody_else_is_left_as_it_is(runs: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# My own words\n")
+    assert cli.main(["report", str(runs), "--page", str(page), "--update"]) == 1
+    assert page.read_text() == "# My own words\n"
+
+
 def test_the_published_page_can_be_kept() -> None:
     text = RESULTS.read_text()
     found = sections_of(text)

@@ -71,8 +71,8 @@ class Bootstrap:
             raise ValueError('kind="poisson" draws each count on its own, which cannot keep the shares of strata.')
         if block is not None:
             _check_block(block, self.n, strata, clusters)
-            if cover:
-                raise ValueError("cover cannot be combined with block: a sample would be given away without its run.")
+        if cover and (block is not None or strata is not None):
+            raise ValueError("cover cannot be combined with block or strata: what is given away would not keep them.")
         drawn = []
         for r in range(replicas):
             rng = np.random.default_rng(seeds.derive(self.seed, "bootstrap", r))

@@ -99,7 +99,7 @@ def _write(state: dict[str, Any], path: Path) -> None:
         if shutil.disk_usage(path.parent).free < FULL:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
         raise
-    with path.open("rb") as file:
+    with path.open("r+b") as file:  # Windows syncs only what may be written
         os.fsync(file.fileno())
 
 

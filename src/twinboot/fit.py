@@ -15,9 +15,9 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -111,8 +111,8 @@ def fit(
         resample: `"counts"` or `"draws"`, as in `PairedLoader`: the same objective, the first with less work.
         average: what is judged and kept is a mean over the epochs with weights s^average, as single ones walk with
             each reset (`twinboot.averaging`); `math.inf` takes each epoch by itself, as in the paper.
-        bootstrap: who sees which sample, if not the default. With `Bootstrap(n, cover=True)` the twins see all of them,
-            for a last training when all is chosen: nothing is judged, and the last epoch is what is kept.
+        bootstrap: who sees which sample, if not the default. With `cover=True` or `kind="bayesian"` the twins see all
+            of them, for a last training when all is chosen: nothing is judged, and the last epoch is what is kept.
         seed: of the bootstrap, the order, all noise, and what the model itself draws, such as dropout.
         device: where to train; by default where the model is.
         amp: a dtype for `torch.autocast`, such as `torch.bfloat16`.
@@ -135,7 +135,7 @@ def fit(
     """
     whole = {"epochs": epochs, "batch_size": batch_size, "keep": keep}
     for name, number in (whole | ({} if patience is None else {"patience": patience})).items():
-        require_whole(name, int(number) if isinstance(number, Integral) else number, 1)  # numpy's will do
+        require_whole(name, int(number) if isinstance(number, np.integer) else number, 1)
     _check_options(options)
     if isinstance(model, nn.Module) and any(map(is_sharded, model.parameters())):
         raise ValueError("the model is sharded, but fit wraps twins in DDP: write the loop, and shard Twins there.")
@@ -239,16 +239,17 @@ class Best:
         """Judge the twins as they are, and keep their estimate if it is the best so far."""
         estimate = self.run.estimate()
         self.average.take(Places(estimate.module, list(estimate.partition.parameter_shapes)).read())
-        unseen, accuracy = self.run.judge(estimate) if self.run.judges else (-epoch, math.nan)  # then the last is best
+        judges = self.run.judges
+        unseen, accuracy = self.run.judge(estimate) if judges else (math.nan, math.nan)
         seconds = time.perf_counter() - began
-        if not math.isfinite(unseen):
+        if judges and not math.isfinite(unseen):
             raise FloatingPointError(f"the mean model's loss on unseen samples is not finite in epoch {epoch}.")
         sigma = self.run.twins.partition.sigma
         row = {"epoch": epoch, "train": train, "unseen": unseen, "accuracy": accuracy, "rate": rate, "seconds": seconds}
         row |= {"sigma_least": sigma.min().item(), "sigma_most": sigma.max().item()}
         for name, values in self.history.items():
             values.append(row[name])
-        if unseen < self.lowest:
+        if not judges or unseen < self.lowest:
             self.estimate, self.epoch, self.lowest = estimate, epoch, unseen
         return estimate
 
@@ -263,7 +264,7 @@ class Best:
         self.history = state["history"]
         self.average.load_state_dict(state["average"])
         self.epoch = state["best"]["epoch"]
-        self.lowest = min(self.history.get("unseen", [-self.epoch]))
+        self.lowest = min(self.history.get("unseen", [math.inf]))
         self.estimate.load_state_dict(state["best"]["estimate"])
 
 

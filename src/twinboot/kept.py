@@ -16,6 +16,8 @@ COMMAND = re.compile(r"^By `(.*)`: ", re.MULTILINE)
 def sections_of(page: str) -> list[dict[str, Any]]:
     """What a report needs to know of each section, and its text."""
     _, *found = START.split(page)
+    if page.strip() and not found:
+        raise ValueError("the page has no section that a report wrote: nothing of it was changed.")
     return [_section(name, text.strip("\n"), page) for name, text in zip(found[::2], found[1::2], strict=True)]
 
 

@@ -10,6 +10,7 @@ import math
 import pandas as pd
 from matplotlib.figure import Figure
 
+from ..bootstrap import UNSEEN
 from .contenders import LESS
 from .experiment import Status, Tables, Verdict
 from .images_config import PRESETS, Config
@@ -17,7 +18,7 @@ from .images_cost import KINDS, ratios
 from .images_figure import draw, sigma_by_layer
 from .images_run import chosen, parts, timed
 from .intervals import interval, with_error
-from .recipes import TWINS
+from .recipes import TWINS, Recipe
 
 TITLE = "Images: networks that know when they are wrong"
 QUESTION = (
@@ -102,8 +103,10 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
 
 
 def _steps(config: Config, kind: str) -> int:
-    """Of an epoch; twins have as many with counts as with draws."""
-    return math.ceil(timed(config) / round(config.batch * (TWINS[kind][1].batch if kind in TWINS else 1.0)))
+    """Of an epoch; twins have as many with counts as with draws, of which each has more if they cover all images."""
+    recipe = TWINS[kind][1] if kind in TWINS else Recipe()
+    draws = timed(config) * (1 + UNSEEN / 2 if recipe.cover else 1)
+    return math.ceil(draws / round(config.batch * recipe.batch))
 
 
 def _tried(wide: pd.DataFrame) -> dict[str, pd.DataFrame]:
