@@ -96,6 +96,29 @@ def test_he_initialisation_gives_weight_normed_units_a_length_of_the_root_of_two
     torch.testing.assert_close(length, torch.full_like(length, 2**0.5), rtol=0, atol=5 / 4608**0.5)
 
 
+@pytest.mark.parametrize("width", [0.125, 1.0])
+def test_an_adam_step_turns_weights_of_narrow_and_wide_layers_by_as_much(width: float) -> None:
+    model = vgg16(10, width=width)
+    normed = [m for name, m in weights(model) if name != "classifier"]
+    before = [m.weight.detach().clone() for m in normed]
+    optimizer = torch.optim.Adam([m.get_parameter("parametrizations.weight.original1") for m in normed], lr=0.001)
+    for m in normed:  # any gradient: the first step of Adam changes each value by the rate
+        v = m.get_parameter("parametrizations.weight.original1")
+        v.grad = torch.randn(v.shape, generator=torch.Generator().manual_seed(0))
+    optimizer.step()
+    for m, weight in zip(normed, before, strict=True):
+        # 0.001 on values of size 0.05, of which the part along v is lost in its length: 27 values and more to a unit.
+        turned = ((m.weight - weight).norm() / weight.norm()).item()
+        assert 0.9 * 0.02 < turned < 1.01 * 0.02
+
+
+def test_the_size_of_directions_does_not_change_what_a_network_computes() -> None:
+    model = vgg16(10, width=0.125)
+    plain = vgg16(10, width=0.125, normalisation="batch")  # the same seed, and weights that are not normed
+    for (_, a), (_, b) in zip(weights(model), weights(plain), strict=True):
+        torch.testing.assert_close(a.weight, b.weight)
+
+
 def test_signals_keep_their_size_through_a_weight_normed_vgg16() -> None:
     model = vgg16(10, width=0.25)
     x = torch.randn(16, 3, 32, 32)
