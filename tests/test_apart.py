@@ -106,7 +106,7 @@ def reset_each_way(twins: Twins, first: int = 0) -> list[Any]:
         twins.update()
         twins.reset(mode)
         twins.reset(mode, generator=seeded(3))
-        found.append([[snapshot(twin) for twin in twins], snapshot(twins.estimate())])
+        found.append([[snapshot(twin) for twin in twins], snapshot(twins.estimate(scale=0.7))])
     return found
 
 

@@ -168,6 +168,60 @@ def test_covered_data_have_the_variance_of_as_many_more_draws(replicas: int) -> 
     standard_error_test(np.array(found), 1 / (1 + math.exp(-replicas) / replicas), float(np.std(found)))
 
 
+@given(n=st.integers(20, 300), replicas=st.integers(2, 5), seed=seeds, cover=st.booleans())
+def test_a_split_gives_each_sample_to_one_twin_alone(n: int, replicas: int, seed: int, cover: bool) -> None:
+    bootstrap = Bootstrap(n, replicas, seed, "split", cover=cover)
+    times = bootstrap.counts.sum(0)
+    assert set(times.tolist()) <= {0, replicas}
+    assert torch.equal(times, bootstrap.counts.max(0).values)
+    sizes = (bootstrap.counts > 0).sum(1)
+    assert sizes.max() - sizes.min() <= 1
+    expected = 0.0 if cover else n * math.exp(-replicas)
+    assert math.floor(expected) <= len(bootstrap.unseen) <= math.ceil(expected)
+
+
+def test_a_split_leaves_as_many_unseen_as_a_bootstrap_on_average() -> None:
+    left = np.array([len(Bootstrap(20, seed=seed, kind="split").unseen) for seed in range(2000)])
+    fraction = 20 * math.exp(-2) % 1
+    standard_error_test(left, 20 * math.exp(-2), math.sqrt(fraction * (1 - fraction)))
+
+
+@given(labels=st.lists(st.sampled_from("abcd"), min_size=20, max_size=80), seed=seeds)
+def test_a_split_divides_each_stratum(labels: list[str], seed: int) -> None:
+    seen = (Bootstrap(len(labels), seed=seed, kind="split", strata=labels, cover=True).counts > 0).numpy()
+    for label in set(labels):
+        of_twins = seen[:, np.array(labels) == label].sum(1)
+        assert abs(int(of_twins[0]) - int(of_twins[1])) <= 1
+    assert abs(int(seen[0].sum()) - int(seen[1].sum())) <= 1
+
+
+def test_a_split_keeps_clusters_together_within_their_strata() -> None:
+    labels = np.repeat(np.arange(60), 3)
+    counts = Bootstrap(180, kind="split", clusters=labels, strata=labels // 30).counts.reshape(2, 60, 3)
+    assert (counts == counts[:, :, :1]).all()
+    per_stratum = (counts[:, :, 0] > 0).reshape(2, 2, 30).sum(2)
+    assert (per_stratum[0] - per_stratum[1]).abs().max() <= 1
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("cover", [False, True])
+def test_sigma_of_a_split_times_its_scale_is_the_deviation_of_the_mean(replicas: int, cover: bool) -> None:
+    """The sample variance of the twins' means of data with variance 1, times scale^2: one over the data that are seen.
+    It has replicas - 1 degrees of freedom."""
+    n, found = 200, []
+    for seed in range(4000):
+        bootstrap = Bootstrap(n, replicas, seed, "split", cover=cover)
+        data = torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        means = (bootstrap.counts * data).sum(1) / bootstrap.counts.sum(1)
+        found.append(len(bootstrap.seen) * bootstrap.scale**2 * means.var().item())
+    standard_error_test(np.array(found), 1.0, math.sqrt(2 / (replicas - 1)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sigma_of_a_bootstrap_is_that_of_the_mean_as_it_is(kind: Any) -> None:
+    assert Bootstrap(50, kind=kind).scale == 1
+
+
 def test_same_seed_same_sample_and_replicas_and_seeds_differ() -> None:
     assert torch.equal(Bootstrap(100, seed=5).counts, Bootstrap(100, seed=5).counts)
     assert not torch.equal(Bootstrap(100, seed=5).counts, Bootstrap(100, seed=6).counts)
@@ -199,6 +253,8 @@ def test_no_global_generator_is_read_or_moved() -> None:
         ({"n": 4, "clusters": [0, 0, 1, 1], "strata": [0, 1, 1, 1]}, ValueError, "a cluster must lie in one"),
         ({"n": 4, "kind": "poisson", "strata": [0, 0, 1, 1]}, ValueError, "cannot keep the shares of strata"),
         ({"n": 4, "block": 4}, ValueError, "block must be a whole number from 1 to less than the 4 samples, not 4"),
+        ({"n": 4, "block": 2, "kind": "split"}, ValueError, "has no blocks: give clusters"),
+        ({"n": 2, "replicas": 3, "kind": "split"}, ValueError, "a twin got no sample at all"),
         ({"n": 4, "block": 2, "cover": True}, ValueError, "cover cannot be combined with block"),
         ({"n": 4, "strata": [0, 0, 1, 1], "cover": True}, ValueError, "cover cannot be combined with block or strata"),
         ({"n": 4, "block": 2, "strata": [0, 0, 1, 1]}, ValueError, "block cannot be combined with strata or clusters"),

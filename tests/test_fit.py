@@ -108,6 +108,22 @@ def test_a_run_that_sees_everything_goes_on_bit_for_bit_with_statistics_of_its_o
     torch.testing.assert_close(norm.running_mean, layer(x).mean(0), atol=0.1, rtol=0.1)
 
 
+@pytest.mark.parametrize("cover", [False, True])
+def test_twins_that_divide_the_samples_keep_sigma_of_their_mean(cover: bool) -> None:
+    last: list[Tensor] = []
+    found = fit(
+        mlp(),
+        blobs(),
+        epochs=3,
+        average=math.inf,
+        bootstrap=Bootstrap(240, kind="split", cover=cover),
+        callback=lambda epoch, estimate, twins: last.append(twins.partition.sigma.clone()),
+        **QUIET,
+    )
+    torch.testing.assert_close(found.estimate.partition.sigma, last[found.best_epoch - 1] / math.sqrt(2))
+    assert ("unseen" in found.history) != cover
+
+
 def seeded_like(value: Tensor) -> Tensor:
     return torch.rand(value.shape, generator=seeded(1)) if value.is_floating_point() else value
 

@@ -64,6 +64,33 @@ def test_a_linear_gaussian_problem_has_its_exact_mean_and_sigma() -> None:
         assert abs(values.mean() - 1) < 4 * values.std() / math.sqrt(len(values))
 
 
+def test_twins_that_divide_the_measurements_have_the_exact_sigma_of_their_mean() -> None:
+    """Least squares of two halves are independent; the mean of both is that of all data but for terms of second order,
+    and its covariance is noise^2 (A'A)^-1."""
+    ratio = []
+    for seed in range(20):
+        operator, _, observed = linear(2000, 12, noise=1.0, seed=seed)
+        found = invert(
+            lambda v, operator=operator: operator @ v,
+            observed,
+            torch.zeros(12),
+            steps=600,
+            optimizer=partial(torch.optim.Adam, lr=0.1),
+            decay=0.99,
+            reset=resets.at(20),
+            bootstrap=Bootstrap(2000, seed=seed, kind="split", cover=True),
+            stop=None,
+            check=600,
+            seed=seed,
+        )
+        exact = torch.linalg.inv(operator.T @ operator).diag().mean()
+        ratio.append(found.sigma.square().mean() / exact)
+        best = torch.linalg.lstsq(operator, observed).solution
+        assert (found.field - best).square().mean() < 0.1 * exact
+    values = torch.stack(ratio)
+    assert abs(values.mean() - 1) < 4 * values.std() / math.sqrt(len(values))
+
+
 def test_stopping_by_unseen_beats_running_to_the_end() -> None:
     for seed in range(5):
         kernel, truth, observed = blurred(seed)

@@ -350,6 +350,11 @@ def test_unstacked_models_and_the_estimate_are_independent_of_the_twins() -> Non
     assert_same_bits(snapshot(twins), before)
 
 
+def test_the_estimate_has_so_many_times_sigma() -> None:
+    twins = trained()
+    torch.testing.assert_close(twins.estimate(scale=0.5).partition.sigma, twins.partition.sigma / 2)
+
+
 def test_autocast_uses_the_noise() -> None:
     twins = trained()
     x = torch.randn(6, 4, generator=seeded(0))

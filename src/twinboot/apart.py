@@ -147,10 +147,10 @@ class Apart(Twins):
         return {"exchange": exchange, "sketch": sketch, "update": often * exchange + (1 - often) * sketch}
 
     @torch.no_grad()
-    def estimate(self, model: nn.Module | None = None) -> Estimate:
-        """What you keep and ship: the mean of the twins and sigma, the same on all ranks. The twins go on as they
-        are."""
-        estimate = super().estimate(model)  # of this rank's twin alone
+    def estimate(self, model: nn.Module | None = None, *, scale: float = 1.0) -> Estimate:
+        """What you keep and ship: the mean of the twins and sigma, times `scale`, the same on all ranks. The twins go
+        on as they are."""
+        estimate = super().estimate(model, scale=scale)  # of this rank's twin alone
         found = averaged(estimate.module, self.partition)
         known = set(map(id, found))
         for buffer in estimate.module.buffers():

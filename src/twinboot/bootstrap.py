@@ -2,6 +2,11 @@
 
 Each twin has its own bootstrap sample of the n data, drawn once. Two twins leave out about 13.5 % of the data
 altogether, e^-1 of them each: those `unseen` samples are an honest validation set that costs nothing.
+
+Twins can also divide the data between them (`kind="split"`): then an epoch of all of them reads each sample once, as
+one of a single model does. Their weights are independent, so that the mean of B twins has the variance sigma^2 / B:
+what survey statistics calls random groups. A bootstrap repeats the data themselves, and sigma^2 is the variance of
+both, a twin and the mean; `Bootstrap.scale` holds the factor on sigma that each kind needs.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from torch import Tensor
 from . import seeds
 from .options import require_one_of, require_whole
 
-Kind = Literal["multinomial", "poisson", "bayesian"]
+Kind = Literal["multinomial", "poisson", "bayesian", "split"]
 KINDS = get_args(Kind)
 UNSEEN = math.exp(-2)  # the share of many samples that neither of two twins sees, (1 - 1/n)^(2n)
 
@@ -32,7 +37,9 @@ class Bootstrap:
         seed: the same seed gives the same samples.
         kind: `"multinomial"`: n draws with replacement, as in the paper. `"poisson"`: each count is Poisson(1) on its
             own, so data that arrive later do not change the counts of the earlier ones. `"bayesian"`: real-valued
-            weights, uniform on the simplex (Rubin); every twin sees every sample, so none is `unseen`.
+            weights, uniform on the simplex (Rubin); every twin sees every sample, so none is `unseen`. `"split"`: each
+            sample goes to one twin alone, and counts `replicas` times there; as many are left `unseen` as a bootstrap
+            leaves on average.
         strata: a label per sample; each stratum is resampled within itself, so class shares are kept exactly
             (not for `"poisson"`, whose counts are independent of each other).
         clusters: a label per sample; whole clusters are drawn, so what belongs together is seen or unseen together.
@@ -40,7 +47,7 @@ class Bootstrap:
         block: for series: runs of so many consecutive samples are drawn, round the end (circular block bootstrap).
         cover: give each sample, or cluster, that no twin drew to one of them, at random, so that none of the data is
             wasted once nothing is left to be chosen by `unseen`, which is then empty. Of two twins' sigma^2 this makes
-            1 / (1 + e^-2 / 2), 0.94 of it: that of as many more draws.
+            1 / (1 + e^-2 / 2), 0.94 of it: that of as many more draws. A split leaves none, then.
 
     >>> bootstrap = Bootstrap(1000)
     >>> bootstrap.counts.sum(1)
@@ -71,6 +78,12 @@ class Bootstrap:
             raise ValueError('kind="poisson" draws each count on its own, which cannot keep the shares of strata.')
         if block is not None:
             _check_block(block, self.n, strata, clusters)
+        if kind == "split":
+            if block is not None:
+                raise ValueError('kind="split" has no blocks: give clusters, a label for each run of samples.')
+            self.counts = torch.from_numpy(_split(self.seed, replicas, stratum, cluster, self.n, cover))
+            self._require_samples()
+            return
         if cover and (block is not None or strata is not None):
             raise ValueError("cover cannot be combined with block or strata: what is given away would not keep them.")
         drawn = []
@@ -88,8 +101,17 @@ class Bootstrap:
             unit = np.arange(self.n) if cluster is None else cluster
             taker = torch.from_numpy((rng.random(unit.max() + 1) * replicas).astype(np.int64)[unit])
             self.counts[taker[self.unseen], self.unseen] = 1
+        self._require_samples()
+
+    def _require_samples(self) -> None:
         if bool((self.counts.sum(1) == 0).any()):
             raise ValueError("a twin got no sample at all: there is too little data for this kind of resampling.")
+
+    @property
+    def scale(self) -> float:
+        """Times sigma, the spread of the twins, is the standard deviation of their mean: 1 for bootstrap samples, and
+        1 / sqrt(replicas) for a split, whose twins are independent of each other. `Twins.estimate` takes it."""
+        return 1 / math.sqrt(self.replicas) if self.kind == "split" else 1.0
 
     def indices(self, replica: int) -> Tensor:
         """The bootstrap sample of a twin: indices in ascending order, as often as they were drawn."""
@@ -132,6 +154,33 @@ def _draw(rng: np.random.Generator, kind: str, stratum: NDArray[np.int64]) -> ND
     start = np.cumsum(size) - size
     place = start[stratum] + rng.integers(0, size[stratum])
     return np.bincount(order[place], minlength=units)
+
+
+def _split(
+    seed: int,
+    replicas: int,
+    stratum: NDArray[np.int64] | None,
+    cluster: NDArray[np.int64] | None,
+    n: int,
+    cover: bool,
+) -> NDArray[np.int64]:
+    """Deal the units, samples or clusters, of each stratum to the twins in turn, in random order and from a random twin
+    on, after those that none of them gets."""
+    rng = np.random.default_rng(seeds.derive(seed, "split"))
+    if cluster is not None:
+        of_unit = _strata_of_clusters(stratum, cluster)
+    else:
+        of_unit = stratum if stratum is not None else np.zeros(n, np.int64)
+    counts = np.zeros((replicas, len(of_unit)), np.int64)
+    first = int(rng.integers(replicas))
+    for label in np.unique(of_unit):
+        units = rng.permutation(np.flatnonzero(of_unit == label))
+        # Of few units round() would leave none, or always the same number: chance decides about the fraction.
+        left = 0 if cover else int(len(units) * math.exp(-replicas) + rng.random())
+        dealt = units[left:]
+        counts[(first + np.arange(len(dealt))) % replicas, dealt] = replicas
+        first += len(dealt)
+    return counts if cluster is None else counts[:, cluster]
 
 
 def _draw_blocks(rng: np.random.Generator, kind: str, n: int, block: int) -> NDArray[Any]:

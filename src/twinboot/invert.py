@@ -137,7 +137,7 @@ def invert(
             twins.reset(mode)
         schedule.step()
         progress(step)
-    sigma = best.sigma
+    sigma = best.sigma * bootstrap.scale
     if prior is not None:
         tau = _rms(best.field - initial) if prior == "found" else float(prior)
         sigma = torch.maximum(sigma, floor(best.field, data, twins.partition, tau, best.noise, seed))

@@ -6,6 +6,7 @@ labels that broadcast against the parameter. `sizes` counts the entries behind e
 
 from __future__ import annotations
 
+import copy
 import math
 import zlib
 from collections.abc import Mapping, Sequence
@@ -79,6 +80,12 @@ class Partition(nn.Module):
         """A flat vector as group name -> its part, in the group's own shape."""
         parts = flat.split([math.prod(shape) for shape in self.groups.values()])
         return {name: part.view(shape) for (name, shape), part in zip(self.groups.items(), parts, strict=True)}
+
+    def scaled(self, scale: float) -> Partition:
+        """A copy whose sigmas are so many times as large."""
+        scaled = copy.deepcopy(self)
+        scaled.sigma.mul_(scale)
+        return scaled
 
     def snapshot(self) -> dict[str, Tensor]:
         """Group name -> its sigmas as they are now."""

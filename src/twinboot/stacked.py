@@ -9,7 +9,6 @@ twin on slices of the stack: `torch.func.vmap` would save nothing on a CPU and c
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -112,9 +111,9 @@ class Stacked(Twins):
         names = list(self.partition.parameter_shapes)
         return [_changed(self.stack, names, lambda t, b=b: t[b].clone()) for b in range(len(self))]  # type: ignore[misc]
 
-    def estimate(self, model: nn.Module | None = None) -> Estimate:
-        """What you keep and ship: the mean of the twins and sigma. The twins go on as they are."""
-        return Estimate.of(self.unstack(), copy.deepcopy(self.partition), model)
+    def estimate(self, model: nn.Module | None = None, *, scale: float = 1.0) -> Estimate:
+        """What you keep and ship: the mean of the twins and sigma, times `scale`. The twins go on as they are."""
+        return Estimate.of(self.unstack(), self.partition.scaled(scale), model)
 
     def _weights(self) -> list[list[Tensor]]:
         return self._slices().by_twin

@@ -105,7 +105,7 @@ class Training:
 
     def estimate(self) -> Estimate:
         """The twins' estimate, which knows what it is to predict."""
-        estimate = self.twins.estimate()
+        estimate = self.twins.estimate(scale=self.bootstrap.scale)
         estimate.task = self.task
         return estimate
 

@@ -19,7 +19,6 @@ With B copies instead of two, line 10 is the sample variance, sum_b ||w_b - mean
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -191,12 +190,13 @@ class Twins(nn.Module):
             for w, e in zip(copies, noise, strict=True):
                 local(w).copy_(e[window(w)].mul_(sigma[i]).add_(center))  # line 13: mean + sigma * e
 
-    def estimate(self, model: nn.Module | None = None) -> Estimate:
-        """What you keep and ship: the mean of the copies and sigma. The copies go on as they are. Of sharded twins each
-        rank gets all of it, in a copy of `model`, any instance of the class that was trained."""
+    def estimate(self, model: nn.Module | None = None, *, scale: float = 1.0) -> Estimate:
+        """What you keep and ship: the mean of the copies and sigma, times `scale`, which is that of a `Bootstrap` of
+        another kind. The copies go on as they are. Of sharded twins each rank gets all of it, in a copy of `model`, any
+        instance of the class that was trained."""
         self._refuse_inside("estimate()")
         reshard(self)
-        return Estimate.of(list(self.copies), copy.deepcopy(self.partition), model)
+        return Estimate.of(list(self.copies), self.partition.scaled(scale), model)
 
     def get_extra_state(self) -> Tensor:
         # Digits of fixed width: torch.distributed.checkpoint reads a tensor only into one of the same size.

@@ -195,6 +195,14 @@ def test_the_best_model_comes_back_with_its_own_sigma(tmp_path: Path) -> None:
     assert same(trainer.estimate().sigma, sigma)
 
 
+def test_twins_that_divide_the_samples_keep_sigma_of_their_mean(tmp_path: Path) -> None:
+    halves = Bootstrap(len(sentences()), kind="split")
+    trainer = TwinTrainer(bert(), arguments(tmp_path), train_dataset=sentences(), bootstrap=halves)
+    trainer.train()
+    for group, sigma in trainer.estimate().sigma.items():
+        torch.testing.assert_close(sigma, trainer.twins.sigma[group] / 2**0.5)
+
+
 def pictures(n: int = 60, seed: int = 0) -> list[dict[str, Any]]:
     """8 x 8 pixels of noise in three colours around 5, of which one is brighter: that is the label."""
     labels = torch.arange(n) % 3

@@ -103,6 +103,11 @@ def by_hand(
     return twins
 
 
+def test_twins_that_divide_the_samples_keep_sigma_of_their_mean() -> None:
+    found = fitted(options={"bootstrap": Bootstrap(64, kind="split")})
+    torch.testing.assert_close(found.estimate().partition.sigma, found.twins.partition.sigma / 2**0.5)
+
+
 @pytest.mark.parametrize("mode", ["sample", "mean", "centered"])
 def test_a_run_is_the_plain_loop_bit_for_bit(mode: Any) -> None:
     found = fitted(options={"mode": mode, "reset": resets.every(2)}, max_epochs=4, val_check_interval=3)

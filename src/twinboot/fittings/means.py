@@ -31,7 +31,7 @@ class Mean(Wrapper):
 
     def estimate(self) -> Estimate:
         """What you keep and ship: the mean of the twins and sigma, with BatchNorm statistics from all that they saw."""
-        estimate = self.twins.estimate()
+        estimate = self.twins.estimate(scale=self._judge.bootstrap.scale)
         self._give_statistics(estimate)
         return estimate
 
@@ -99,7 +99,7 @@ class Mean(Wrapper):
         """After the twins have been moved or loaded, without a step of the module's, which may not be ready for one:
         the mean, with the statistics that it is known to have. The module has it again, unless it is being trained."""
         with torch.inference_mode(False), torch.no_grad():
-            estimate = self.twins.estimate()
+            estimate = self.twins.estimate(scale=self._judge.bootstrap.scale)
             for name, buffer in estimate.module.named_buffers():
                 if name in known:
                     buffer.copy_(known[name])
@@ -111,7 +111,7 @@ class Mean(Wrapper):
     def known_mean(self) -> Estimate:
         if not self._mean:
             with torch.inference_mode(False):  # which Lightning validates in, and which the mean outlives
-                estimate = self.twins.estimate()
+                estimate = self.twins.estimate(scale=self._judge.bootstrap.scale)
                 self._give_statistics(estimate, ENOUGH)
             self._mean.append(estimate)
         return self._mean[0]

@@ -185,7 +185,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         """Bring the mean of the twins into `model`."""
         if self._settled:
             return
-        estimate = self.twins.estimate()
+        estimate = self.twins.estimate(scale=self._known_bootstrap().scale)
         self._give_statistics(estimate.module)
         take_mean(self.model, estimate)
         self._partition, self._settled = estimate.partition, True
