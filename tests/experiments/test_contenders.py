@@ -11,8 +11,8 @@ from torch.utils.data import TensorDataset
 
 from twinboot import Bootstrap, Estimate, calibration, fit
 from twinboot.experiments import networks
-from twinboot.experiments.contenders import HELD_OUT, LESS, METHODS, Task, Trained, longer
-from twinboot.experiments.recipes import TWINS
+from twinboot.experiments.contenders import HELD_OUT, METHODS, Task, Trained, longer
+from twinboot.experiments.recipes import LONGER, TWINS
 from twinboot.optimizers import adam
 
 
@@ -50,7 +50,7 @@ def test_each_method_learns_and_all_its_rows_are_probabilities(method: str, tmp_
         torch.testing.assert_close(probs.sum(1), torch.ones(300))
         assert (probs.argmax(1) == y).double().mean() > (0.4 if "IVON" in row else 0.6), row
         assert torch.equal(probs, predict(x)), row  # draws are seeded
-    epochs = longer(6) if method == "single" else 6
+    epochs = longer(6) if method == "single" else TWINS[method][1].epochs(6) if method in TWINS else 6
     assert len(ticks) == (epochs + 6 if method == "single" else epochs)  # the second of an ensemble
     assert list(found.curve["epoch"]) == list(range(1, epochs + 1))
     assert set(found.epochs) <= set(found.rows)
@@ -87,7 +87,7 @@ def test_averages_of_a_short_run_are_of_what_was_trained(tmp_path: Path) -> None
         assert (found.rows["SWA"](x).argmax(1) == y).double().mean() > 0.5
 
 
-@pytest.mark.parametrize("method", ["hold-out", "single", "twins", "twins-all", "twins-dropout"])
+@pytest.mark.parametrize("method", ["hold-out", "single", "twins", "twins-split", "twins-dropout"])
 def test_a_method_goes_on_after_a_stop_as_if_there_had_been_none(method: str, tmp_path: Path) -> None:
     left = [4]
 
@@ -104,7 +104,8 @@ def test_a_method_goes_on_after_a_stop_as_if_there_had_been_none(method: str, tm
     torch.manual_seed(99)  # as another process would have it
     ticks: list[int] = []
     again = METHODS[method](TASK, place, lambda: ticks.append(1))
-    assert len(ticks) == (longer(6) + 6 if method == "single" else 6)  # those of before the stop too
+    # Those of before the stop too.
+    assert len(ticks) == {"single": longer(6) + 6, "twins-split": round(LONGER * 6)}.get(method, 6)
     x, _ = patterns(20, 2)
     for row in whole.rows:
         assert torch.equal(whole.rows[row](x), again.rows[row](x)), row
@@ -167,15 +168,29 @@ def test_the_last_epoch_alone_is_neither_averaged_nor_chosen(tmp_path: Path) -> 
         assert torch.equal(here, there)
 
 
-def test_twins_on_all_images_for_less_time_are_what_a_shorter_run_gives(tmp_path: Path) -> None:
-    found = trained("twins-all", tmp_path / "a", replace(TASK, epochs=8))
-    shorter = trained("twins-all", tmp_path / "b", replace(TASK, epochs=7))
-    x, _ = patterns(20, 2)
+def test_twins_that_train_longer_show_what_they_were_after_as_many_epochs_as_the_others(tmp_path: Path) -> None:
+    found = trained("twins-split", tmp_path / "a", replace(TASK, epochs=8))
     [row] = found.epochs
-    assert row.endswith(f"{LESS} times as long")
-    assert found.epochs[row] == 7 / 8
-    torch.testing.assert_close(found.rows[row](x), shorter.rows["Twin-Boot on all images"](x), atol=0.02, rtol=0.1)
-    assert not torch.allclose(found.rows[row](x), found.rows["Twin-Boot on all images"](x), atol=1e-3)
+    assert row == f"Twin-Boot on divided images, {LONGER} times as long"
+    assert found.epochs[row] == 9 / 8
+    x, _ = patterns(20, 2)
+    halves: list[Estimate] = []
+    fit(
+        network(),
+        TensorDataset(TASK.x, TASK.y),
+        epochs=9,
+        batch_size=TASK.batch,
+        optimizer=lambda p: adam(p, TASK.rate),
+        bootstrap=Bootstrap(150, kind="split", cover=True),
+        progress=False,
+        callback=lambda epoch, estimate, twins: halves.append(estimate),
+    )
+    for epochs, name in ((8, "Twin-Boot on divided images"), (9, row)):
+        estimate = halves[epochs - 1]
+        estimate.update_batchnorm(TASK.x.split(TASK.batch))
+        expected = estimate.predict(x, TASK.samples, seed=TASK.seed).probs
+        torch.testing.assert_close(found.rows[name](x), expected, atol=0.02, rtol=0.1)  # statistics of other batches
+    assert not torch.allclose(found.rows[row](x), found.rows["Twin-Boot on divided images"](x), atol=1e-3)
 
 
 def test_a_recipe_reaches_the_twins(tmp_path: Path) -> None:

@@ -38,7 +38,6 @@ from .single import LOOK, MakeOptimizer, Single, Split, accuracy, logits_of, pla
 
 HELD_OUT = round(UNSEEN, 3)  # of the images: as many as no twin sees
 MORE = 1.4  # times the epochs: a limit for what twins may cost, not what they do cost, which `images_cost.py` measures
-LESS = 0.875  # times the epochs: with it twins that see all images stay below that limit
 AVERAGED = 0.75  # of the epochs are over when SWA begins to average
 
 Predict = Callable[[Tensor], Tensor]  # images -> probabilities [images, classes]
@@ -153,11 +152,11 @@ def require_ivon() -> Any:
 
 
 def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -> Trained:
-    data, bootstrap = TensorDataset(task.x, task.y), Bootstrap(len(task.y), seed=task.seed, cover=recipe.cover)
+    data, bootstrap = TensorDataset(task.x, task.y), recipe.bootstrap(len(task.y), task.seed)
     images = Split(task.x, task.y, held_out=bootstrap.unseen)
-    last, shorter = scratch / "last.safetensors", scratch / "shorter.safetensors"
+    usual, last = scratch / "usual.safetensors", scratch / "last.safetensors"
     network = partial(task.network, dropout=recipe.dropout, seed=task.seed)
-    less = max(1, round(LESS * task.epochs))
+    epochs = recipe.epochs(task.epochs)
 
     def keep(estimate: Estimate, file: Path) -> None:
         with own_randomness(_device(estimate), task.seed, "statistics"):
@@ -170,22 +169,22 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
         shown = math.nan if recipe.cover else accuracy(estimate.module, images, images.trained_on[:LOOK])[0]
         with replacing(_look(scratch, epoch)) as file:
             file.write_text(json.dumps({"train": shown, "sigma": sigma}))
-        if epoch == less and recipe.cover:
-            keep(copy.deepcopy(estimate), shorter)
         if epoch == task.epochs:
-            keep(twins.estimate(), last)
+            if epochs > task.epochs:
+                keep(copy.deepcopy(estimate), usual)
+            keep(twins.estimate(scale=bootstrap.scale), last)
         if epoch > before:
             tick()
 
-    before = sum(_look(scratch, epoch).exists() for epoch in range(1, task.epochs + 1))  # a stop
+    before = sum(_look(scratch, epoch).exists() for epoch in range(1, epochs + 1))  # a stop
     for _ in range(before):
         tick()
     found = fit(
         network(),
         data,
         optimizer=lambda p: adam(p, task.rate),
-        scheduler=(lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, task.epochs)) if recipe.decay else None,
-        epochs=task.epochs,
+        scheduler=(lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, epochs)) if recipe.decay else None,
+        epochs=epochs,
         batch_size=round(recipe.batch * task.batch),
         groups=recipe.groups,
         reset=resets.every(recipe.reset),
@@ -199,7 +198,7 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
         progress=False,
         callback=look,
     )
-    looks = [json.loads(_look(scratch, epoch).read_text()) for epoch in range(1, task.epochs + 1)]
+    looks = [json.loads(_look(scratch, epoch).read_text()) for epoch in range(1, epochs + 1)]
     sigma = [
         {"epoch": epoch, "layer": layer, "sigma": value}
         for epoch, look in enumerate(looks, start=1)
@@ -209,17 +208,19 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
     if not recipe.cover:
         curve |= {"validation": found.history["accuracy"], "loss": found.history["unseen"]}
     curve["seconds"] = found.history["seconds"]
-    ways = {name: _drawn(found.estimate, task), f"{name}, mean": _mean(found.estimate.module)}
-    epochs = {}
-    if recipe.cover:
-        ways[f"{name}, {LESS} times as long"] = _drawn(Estimate.load(shorter, network()), task)
-        epochs[f"{name}, {LESS} times as long"] = less / task.epochs
-    else:
+    end, took = found.estimate, {}
+    ways: dict[str, Predict] = {}
+    if epochs > task.epochs:
+        ways[f"{name}, {recipe.longer} times as long"] = _drawn(end, task)
+        took[f"{name}, {recipe.longer} times as long"] = epochs / task.epochs
+        end = Estimate.load(usual, network())
+    ways = {name: _drawn(end, task), f"{name}, mean": _mean(end.module), **ways}
+    if not recipe.cover:
         ways[f"{name}, calibrated"] = _drawn(_calibrated(found, Subset(data, bootstrap.unseen.tolist()), task), task)
     # What Algorithm 1 leaves, if the recipe is the paper's: no choice of the epoch, no average.
     ways[f"{name}, last epoch alone"] = _drawn(Estimate.load(last, network()), task)
     unseen = None if recipe.cover else bootstrap.unseen
-    return Trained(ways, images.trained_on, pd.DataFrame(curve), pd.DataFrame(sigma), epochs, unseen)
+    return Trained(ways, images.trained_on, pd.DataFrame(curve), pd.DataFrame(sigma), took, unseen)
 
 
 def _calibrated(found: Fit, unseen: Subset[Any], task: Task) -> Estimate:

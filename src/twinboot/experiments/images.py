@@ -11,14 +11,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ..bootstrap import UNSEEN
-from .contenders import LESS
 from .experiment import Status, Tables, Verdict
 from .images_config import PRESETS, Config
 from .images_cost import KINDS, ratios
 from .images_figure import draw, sigma_by_layer
 from .images_run import chosen, parts, timed
 from .intervals import interval, with_error
-from .recipes import TWINS, Recipe
+from .recipes import LONGER, TWINS, Recipe
 
 TITLE = "Images: networks that know when they are wrong"
 QUESTION = (
@@ -40,7 +39,8 @@ BASE, AVERAGED = "single, best loss on a hold-out", "single, averaged, best loss
 AS_LONG, OURS_LAST = "single, all images", f"{TWINS['twins'][0]}, last epoch alone"
 OURS, DRAWS = (TWINS[method][0] for method in ("twins", "twins-draws"))
 OURS_MEAN, OURS_DROPOUT, OURS_ALL = f"{OURS}, mean", TWINS["twins-dropout"][0], TWINS["twins-all"][0]
-CONTESTANTS = OURS, OURS_DROPOUT, OURS_ALL, f"{OURS_ALL}, {LESS} times as long"
+OURS_SPLIT = TWINS["twins-split"][0]
+CONTESTANTS = OURS, OURS_DROPOUT, OURS_ALL, OURS_SPLIT, f"{OURS_SPLIT}, {LONGER} times as long"
 SIGNED = "{:+.3f}"
 HIGHER = {"accuracy": True, "nll": False, "ece": False, "auroc": True}  # is better
 CLEARLY = "; clearly: the 95 % interval of the difference on the same seeds leaves 0 out"
@@ -103,10 +103,12 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
 
 
 def _steps(config: Config, kind: str) -> int:
-    """Of an epoch; twins have as many with counts as with draws, of which each has more if they cover all images."""
+    """Of an epoch; twins have as many with counts as with draws, of which those of a bootstrap that covers all images
+    have more, and those of a split that does not have fewer."""
     recipe = TWINS[kind][1] if kind in TWINS else Recipe()
-    draws = timed(config) * (1 + UNSEEN / 2 if recipe.cover else 1)
-    return math.ceil(draws / round(config.batch * recipe.batch))
+    divided = recipe.kind == "split"
+    more = (0 if divided else UNSEEN / 2) if recipe.cover else (-UNSEEN if divided else 0)
+    return math.ceil(timed(config) * (1 + more) / round(config.batch * recipe.batch))
 
 
 def _tried(wide: pd.DataFrame) -> dict[str, pd.DataFrame]:

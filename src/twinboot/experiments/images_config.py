@@ -50,8 +50,8 @@ class Config:
     """Directory with the official files of CIFAR-10, and of Fashion-MNIST for what is no CIFAR-10 image."""
     methods: tuple[str, ...] | None = None
     """Of hold-out, single, dropout, dropout-seen (on what twins see), ivon, twins, twins-draws, twins-all (none of the
-    images left unseen), twins-units, twins-centered, twins-mean, twins-rare, twins-loud, twins-decay, twins-dropout,
-    twins-dropout-more, twins-units-dropout and twins-large.
+    images left unseen), twins-split (which divide the images), twins-units, twins-centered, twins-mean, twins-rare,
+    twins-loud, twins-decay, twins-dropout, twins-dropout-more, twins-units-dropout and twins-large.
     By default the preset's: digits has hold-out, single, dropout and twins."""
     screened: tuple[str, ...] = ()
     """Other methods that run with the first seed alone, to see which are worth all of them."""

@@ -10,7 +10,6 @@ import torch
 from torch.utils.data import TensorDataset
 
 from ..averaging import POWER, Average
-from ..bootstrap import Bootstrap
 from ..fit import Best
 from ..optimizers import adam
 from ..training import Training
@@ -64,7 +63,7 @@ def _epoch(kind: str, task: Task) -> Callable[[int], float]:
         return alone
 
     recipe = TWINS[kind][1]
-    data, bootstrap = TensorDataset(task.x, task.y), Bootstrap(len(task.y), seed=task.seed, cover=recipe.cover)
+    data, bootstrap = TensorDataset(task.x, task.y), recipe.bootstrap(len(task.y), task.seed)
     network = task.network(dropout=recipe.dropout, seed=task.seed)
     training = Training(
         network,

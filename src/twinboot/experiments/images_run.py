@@ -28,6 +28,7 @@ from .datasets import Moments, standardised
 from .experiment import Part, Tick, UnavailableError
 from .images_config import PRESETS, Config
 from .images_cost import TURNS, kinds, turns
+from .recipes import TWINS
 
 STRANGE = 2000  # images of another kind
 GAP = 2000  # training images whose accuracy is compared with that of test images
@@ -52,7 +53,7 @@ def parts(config: Config) -> list[Part]:
     _require(config)
     if config.methods is None and len(methods) < len(PRESETS[config.preset].methods):
         _tell_of_ivon()
-    length = {"single": longer(epochs) + epochs}
+    length = {"single": longer(epochs) + epochs} | {m: recipe.epochs(epochs) for m, (_, recipe) in TWINS.items()}
     found = [
         Part(f"seed {seed} {method}", length.get(method, epochs), partial(_run, config, method, seed), resumes=True)
         for method in (*methods, *config.screened)
