@@ -109,6 +109,8 @@ def longer(epochs: int) -> int:
 
 
 def dropout(task: Task, scratch: Path, tick: Tick) -> Trained:
+    """MC dropout as it is after the last epoch; and averaged over the epochs as the mean of the twins is, to tell what
+    that brings by itself."""
     return _dropout(task, scratch, tick)
 
 
@@ -118,10 +120,14 @@ def dropout_seen(task: Task, scratch: Path, tick: Tick) -> Trained:
 
 
 def _dropout(task: Task, scratch: Path, tick: Tick, on: str = "", held: Tensor | None = None) -> Trained:
-    run = _single(task, scratch, tick, network=task.network(dropout=DROPOUT, seed=task.seed), held=held)
-    model = run.of("last")
-    masks = _over_draws(task, run.device, lambda x: logits_of(model, x, dropping=True))
-    rows = {f"MC dropout{on}": masks, f"dropout, mean{on}": _mean(model)}
+    network, epochs = task.network(dropout=DROPOUT, seed=task.seed), range(1, task.epochs + 1)
+    run = _single(task, scratch, tick, network=network, held=held, average=Average(POWER), averaged=epochs)
+    last, average = run.of("last"), run.of("average")
+    rows = {
+        f"MC dropout{on}": _over_draws(task, run.device, lambda x: logits_of(last, x, dropping=True)),
+        f"MC dropout, averaged{on}": _over_draws(task, run.device, lambda x: logits_of(average, x, dropping=True)),
+        f"dropout, mean{on}": _mean(last),
+    }
     return _told(run, rows, dict.fromkeys(rows, len(run.images.trained_on) / len(task.y)))
 
 
