@@ -12,8 +12,9 @@ import pandas as pd
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
-from twinboot import metrics
+from twinboot import PairedLoader, metrics
 from twinboot.experiments import datasets, images, images_run
 from twinboot.experiments.contenders import METHODS, Task, Trained
 from twinboot.experiments.experiment import UnavailableError, Verdict
@@ -23,6 +24,7 @@ from twinboot.experiments.images_run import chosen, parts
 from twinboot.experiments.recipes import TWINS
 from twinboot.experiments.store import Run, carry_out
 from twinboot.report import _reasons
+from twinboot.training import distinct
 
 SMALL = Config(methods=("hold-out", "twins", "twins-draws"), epochs=2, seeds=2, samples=2)
 
@@ -301,6 +303,17 @@ def test_at_equal_cost_all_that_takes_no_longer_is_a_rival(change: dict[str, flo
     assert f"Left out, for they take longer: {BASE} (1000.00)." in said
 
 
+@pytest.mark.parametrize(("by", "ahead"), [(0.9, 4), (-0.9, 0)])
+def test_one_seed_tells_of_how_many_it_is_ahead_and_that_nothing_is_clear(by: float, ahead: int) -> None:
+    rows = small().tables["rows"]
+    tables = {**small().tables, "rows": rows[rows["seed"] == 0].reset_index(drop=True)}
+    tables["rows"].loc[tables["rows"]["row"] == OURS, "accuracy"] += by
+    verdict = equal_cost(dataclasses.replace(SMALL, seeds=1), tables)
+    assert verdict.status == "undecided"
+    assert f"In accuracy it is ahead of {ahead} of them with this seed; against" in verdict.evidence
+    assert "clearly" not in verdict.evidence
+
+
 @pytest.mark.parametrize("contestant", images.CONTESTANTS[1:])
 def test_other_twins_have_a_verdict_of_their_own(contestant: str) -> None:
     tables = repeated(2)
@@ -324,6 +337,17 @@ def repeated(times: int) -> dict[str, pd.DataFrame]:
         if "seed" in table
     }
     return {**tables, "turns": small().tables["turns"]}
+
+
+@pytest.mark.parametrize("method", TWINS)
+def test_the_time_of_a_step_is_told_by_as_many_steps_as_an_epoch_has(method: str) -> None:
+    recipe, images_there = TWINS[method][1], images_run.timed(SMALL)
+    bootstrap = recipe.bootstrap(images_there, seed=0)
+    size = round(SMALL.batch * recipe.batch)
+    size = size if recipe.resample == "draws" else distinct(bootstrap, size)
+    data = TensorDataset(torch.zeros(images_there, 1), torch.zeros(images_there))
+    steps = len(PairedLoader(data, bootstrap, size, recipe.resample))
+    assert abs(images._steps(SMALL, method) / steps - 1) < 0.06  # chance, and the batch is a whole number
 
 
 def test_standard_errors_are_those_of_the_seeds_for_digits_too() -> None:

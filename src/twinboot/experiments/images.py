@@ -25,13 +25,14 @@ QUESTION = (
     "same time could buy?"
 )
 CAPTION = (
-    "Above: accuracy of the mean of the twins and of a single model on training images and on images that it did not "
-    "train on, whose lowest loss tells which epoch is kept with each seed; reliability diagrams on the test images, "
-    "where the diagonal is perfect and bins of very few images have no dot. Middle: sigma of each layer over the "
-    "epochs and at the end. Below: accuracy, negative log-likelihood and calibration error on the test images, of each "
-    "row of the table but for those of the last epoch alone, a dot for each seed and a bar for their mean. Rows that "
-    'end in "mean" predict with one model, without draws of its weights. Twins "with repeated samples", in the table '
-    '"with draws", read a sample as often as the bootstrap drew it; the others read it once, with a weight.'
+    "Above: where some images are left to choose by, accuracy of the mean of the twins and of a single model on "
+    "training images and on those, whose lowest loss tells which epoch is kept with each seed; reliability diagrams on "
+    "the test images, where the diagonal is perfect and bins of very few images have no dot. Middle: sigma of each "
+    "layer over the epochs and at the end, of the first twins of the table. Below: accuracy, negative log-likelihood "
+    "and calibration error on the test images, of each row of the table but for those of the last epoch alone, a dot "
+    'for each seed and a bar for their mean. Rows that end in "mean" predict with one model, without draws of its '
+    'weights. Twins "with repeated samples", in the table "with draws", read a sample as often as the bootstrap drew '
+    "it; the others read it once, with a weight."
 )
 QUICK = Config(methods=("hold-out", "single", "dropout", "twins"), epochs=8, seeds=1)
 
@@ -266,9 +267,12 @@ def _equal_cost(rows: pd.DataFrame, wide: pd.DataFrame, ratio: pd.DataFrame, our
     for column, found in answers.items():
         best = sorted(rivals, key=lambda row: wide[column][row].mean(), reverse=HIGHER[column])[0]
         apart = with_error(*_difference(wide, column, ours, best), SIGNED)
+        place = f"is clearly ahead of {found.count(-1)} of them and clearly behind {found.count(1)}"
+        if len(wide) == 1:  # of which nothing is clear
+            place = f"is ahead of {_better_once(wide, column, ours, rivals)} of them with this seed"
         said.append(
-            f"In {COLUMNS[column]} it is clearly ahead of {found.count(-1)} of them and clearly behind "
-            f"{found.count(1)}; against the best, '{best}' ({times[best]:.2f}), the difference is {apart}"
+            f"In {COLUMNS[column]} it {place}; against the best, '{best}' ({times[best]:.2f}), the difference is "
+            f"{apart}"
         )
     left = [f"{row} ({times[row]:.2f})" for row in others if row not in rivals]
     verdict = Verdict(
@@ -281,6 +285,11 @@ def _equal_cost(rows: pd.DataFrame, wide: pd.DataFrame, ratio: pd.DataFrame, our
         ours=True,
     )
     return [verdict]
+
+
+def _better_once(wide: pd.DataFrame, column: str, ours: str, rivals: list[str]) -> int:
+    sign = 1 if HIGHER[column] else -1
+    return sum(sign * _difference(wide, column, ours, row)[0] > 0 for row in rivals)
 
 
 def _counts(wide: pd.DataFrame, ratio: pd.DataFrame, number: int) -> Verdict:

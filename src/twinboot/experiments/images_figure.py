@@ -120,8 +120,8 @@ def _standing(drawn: SubFigure, rows: pd.DataFrame) -> None:
     names = list(dict.fromkeys(rows["row"]))
     shown = {
         "accuracy": ("Accuracy", "share that is right, higher is better"),
-        "nll": ("Negative log-likelihood", "nats, lower is better"),
-        "ece": ("Calibration error", "ECE, lower is better"),
+        "nll": ("Negative log-likelihood", "nats, logarithmic, lower is better"),
+        "ece": ("Calibration error", "ECE, logarithmic, lower is better"),
     }
     panels = drawn.subplots(1, len(shown), sharey=True)
     for axes, (column, (title, unit)) in zip(panels, shown.items(), strict=True):
