@@ -47,7 +47,7 @@ def test_both_sides_of_the_diff_run() -> None:
 @pytest.mark.filterwarnings("ignore:these samples are predicted best without weight noise")  # which so few are
 def test_the_snippets_run_after_the_loop(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    predict, weighted, stacked, resume, whole, everything, *_, inverse = blocks("python")
+    predict, weighted, divided, stacked, resume, whole, everything, *_, inverse = blocks("python")
     names = scope()
     exec(one_side(blocks("diff")[0], drop="-"), names)
     names["x"] = names["dataset"].tensors[0]
@@ -57,6 +57,12 @@ def test_the_snippets_run_after_the_loop(tmp_path: Path, monkeypatch: Any) -> No
 
     loader = names["PairedLoader"](names["dataset"], names["bootstrap"], batch_size=64, resample="counts")
     exec(weighted, names | {"pair": next(iter(loader))})
+
+    halves = dict(names)
+    exec(divided, halves)
+    assert set(halves["bootstrap"].counts.sum(0).tolist()) == {0, 2}
+    assert len(next(iter(halves["loader"]))) == 2
+    torch.testing.assert_close(halves["estimate"].partition.sigma, names["twins"].partition.sigma / 2**0.5)
 
     together = names["Twins"](names["model"], stacked=True)
     exec(stacked, names | {"twins": together, "pair": next(iter(names["loader"]))})
