@@ -5,6 +5,7 @@ import errno
 import math
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import textwrap
@@ -106,6 +107,23 @@ def test_a_run_that_sees_everything_goes_on_bit_for_bit_with_statistics_of_its_o
     x, _ = blobs().tensors
     layer, norm = whole.estimate.module[0], whole.estimate.module[1]  # type: ignore[index]
     torch.testing.assert_close(norm.running_mean, layer(x).mean(0), atol=0.1, rtol=0.1)
+
+
+@pytest.mark.parametrize(("kind", "replicas", "size"), [("multinomial", 2, 20), ("split", 2, 16), ("split", 4, 8)])
+def test_a_batch_has_the_distinct_samples_of_its_draws_and_twins_that_divide_them_divide_it_too(
+    kind: Any, replicas: int, size: int
+) -> None:
+    sizes: list[int] = []
+
+    class Counting(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            sizes.append(len(x))
+            return super().forward(x)
+
+    bootstrap = Bootstrap(240, replicas, kind=kind, cover=True)
+    fit(Counting(4, 3), blobs(), epochs=1, batch_size=32, bootstrap=bootstrap, average=math.inf, **QUIET)
+    assert abs(statistics.mode(sizes) - size) <= 1  # 32 (1 - 1 / e) = 20.2
+    assert abs(len(sizes) / replicas - 240 / 32) <= 1 + 0.07 * 240 / 32  # and what is covered
 
 
 @pytest.mark.parametrize("cover", [False, True])

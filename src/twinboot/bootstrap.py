@@ -38,8 +38,7 @@ class Bootstrap:
         kind: `"multinomial"`: n draws with replacement, as in the paper. `"poisson"`: each count is Poisson(1) on its
             own, so data that arrive later do not change the counts of the earlier ones. `"bayesian"`: real-valued
             weights, uniform on the simplex (Rubin); every twin sees every sample, so none is `unseen`. `"split"`: each
-            sample goes to one twin alone, and counts `replicas` times there; as many are left `unseen` as a bootstrap
-            leaves on average.
+            sample goes to one twin alone, once; as many are left `unseen` as a bootstrap leaves on average.
         strata: a label per sample; each stratum is resampled within itself, so class shares are kept exactly
             (not for `"poisson"`, whose counts are independent of each other).
         clusters: a label per sample; whole clusters are drawn, so what belongs together is seen or unseen together.
@@ -178,7 +177,7 @@ def _split(
         # Of few units round() would leave none, or always the same number: chance decides about the fraction.
         left = 0 if cover else int(len(units) * math.exp(-replicas) + rng.random())
         dealt = units[left:]
-        counts[(first + np.arange(len(dealt))) % replicas, dealt] = replicas
+        counts[(first + np.arange(len(dealt))) % replicas, dealt] = 1
         first += len(dealt)
     return counts if cluster is None else counts[:, cluster]
 

@@ -103,7 +103,7 @@ def fit(
         scheduler: a function that makes one for the optimizer; it steps after each epoch.
         epochs: at most so many passes over the twins' samples.
         batch_size: draws of each twin in a step, in each process. With counts a batch has the distinct ones of so many,
-            about 63 %, so that an epoch has as many steps as with draws.
+            about 63 %, so that an epoch has as many steps as with draws; twins that divide the samples divide it, too.
         groups: which weights share one sigma, as in `Twins`.
         reset: after which epochs the twins are reset; by default after each, as in the paper.
         mode: how: `"sample"` as in the paper, `"mean"` or `"centered"`.

@@ -135,6 +135,8 @@ class Training:
 
 def distinct(bootstrap: Bootstrap, draws: int) -> int:
     """So many distinct samples are in a batch of so many draws, by their shares in the twins' samples: about 63 %. An
-    epoch then has as many steps with counts as with draws."""
-    share = (bootstrap.counts > 0).sum() / bootstrap.counts.sum()
-    return max(min(2, draws), round(draws * min(1.0, share.item())))  # BatchNorm has no statistics of one sample
+    epoch then has as many steps with counts as with draws. Twins that divide the samples divide a batch, too."""
+    share = ((bootstrap.counts > 0).sum() / bootstrap.counts.sum()).item()
+    if bootstrap.kind == "split":
+        share = 1 / bootstrap.replicas
+    return max(min(2, draws), round(draws * min(1.0, share)))  # BatchNorm has no statistics of one sample
