@@ -121,9 +121,11 @@ def test_a_batch_has_the_distinct_samples_of_its_draws_and_twins_that_divide_the
             return super().forward(x)
 
     bootstrap = Bootstrap(240, replicas, kind=kind, cover=True)
-    fit(Counting(4, 3), blobs(), epochs=1, batch_size=32, bootstrap=bootstrap, average=math.inf, **QUIET)
-    assert abs(statistics.mode(sizes) - size) <= 1  # 32 (1 - 1 / e) = 20.2
-    assert abs(len(sizes) / replicas - 240 / 32) <= 1 + 0.07 * 240 / 32  # and what is covered
+    for resample in ("counts", "draws") if kind == "split" else ("counts",):
+        sizes.clear()
+        fit(Counting(4, 3), blobs(), epochs=1, batch_size=32, bootstrap=bootstrap, resample=resample, **QUIET)  # type: ignore[arg-type]
+        assert abs(statistics.mode(sizes) - size) <= 1  # 32 (1 - 1 / e) = 20.2
+        assert abs(len(sizes) / replicas - 240 / 32) <= 1 + 0.07 * 240 / 32  # and what is covered
 
 
 @pytest.mark.parametrize("cover", [False, True])

@@ -1,5 +1,6 @@
 import copy
 import io
+import math
 import pickle
 from typing import Any
 
@@ -10,7 +11,7 @@ from loops import assert_same_bits, classes, mlp, pairs, seeded, snapshot, train
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from twinboot import Blocks, Estimate, Twins
+from twinboot import Blocks, Bootstrap, Estimate, Twins
 from twinboot.stacked import Stacked
 
 
@@ -353,6 +354,9 @@ def test_unstacked_models_and_the_estimate_are_independent_of_the_twins() -> Non
 def test_the_estimate_has_so_many_times_sigma() -> None:
     twins = trained()
     torch.testing.assert_close(twins.estimate(scale=0.5).partition.sigma, twins.partition.sigma / 2)
+    for wrong in (-1.0, math.nan, math.inf, Bootstrap(40), True):
+        with pytest.raises(ValueError, match="scale must be a number of at least 0, such as that of a Bootstrap"):
+            twins.estimate(scale=wrong)  # type: ignore[arg-type]
 
 
 def test_autocast_uses_the_noise() -> None:

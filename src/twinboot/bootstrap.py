@@ -4,9 +4,10 @@ Each twin has its own bootstrap sample of the n data, drawn once. Two twins leav
 altogether, e^-1 of them each: those `unseen` samples are an honest validation set that costs nothing.
 
 Twins can also divide the data between them (`kind="split"`): then an epoch of all of them reads each sample once, as
-one of a single model does. Their weights are independent, so that the mean of B twins has the variance sigma^2 / B:
-what survey statistics calls random groups. A bootstrap repeats the data themselves, and sigma^2 is the variance of
-both, a twin and the mean; `Bootstrap.scale` holds the factor on sigma that each kind needs.
+one of a single model does. Of bootstrap samples sigma^2 is the variance that the n data leave to an estimate from all
+of them, and the mean of B twins has 1 + 1 / B times that. Twins that divide the data learn from independent parts of
+them, so that their mean has the variance sigma^2 / B: what survey statistics calls random groups. `Bootstrap.scale` is
+the factor on sigma that each kind needs. In return each twin sees 1 / B of the data, and shares the bias of so few.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ UNSEEN = math.exp(-2)  # the share of many samples that neither of two twins see
 
 
 class Bootstrap:
-    """Bootstrap samples of n data, one per replica, independent of each other.
+    """Samples of n data, one per replica: bootstrap samples, independent of each other, or parts of a split.
 
     Args:
         n: how many data there are.
@@ -40,7 +41,8 @@ class Bootstrap:
             weights, uniform on the simplex (Rubin); every twin sees every sample, so none is `unseen`. `"split"`: each
             sample goes to one twin alone, once; as many are left `unseen` as a bootstrap leaves on average.
         strata: a label per sample; each stratum is resampled within itself, so class shares are kept exactly
-            (not for `"poisson"`, whose counts are independent of each other).
+            (not for `"poisson"`, whose counts are independent of each other, nor for `"split"`, where what does not
+            divide evenly would set the twins apart).
         clusters: a label per sample; whole clusters are drawn, so what belongs together is seen or unseen together.
             Within strata, if both are given.
         block: for series: runs of so many consecutive samples are drawn, round the end (circular block bootstrap).
@@ -80,7 +82,9 @@ class Bootstrap:
         if kind == "split":
             if block is not None:
                 raise ValueError('kind="split" has no blocks: give clusters, a label for each run of samples.')
-            self.counts = torch.from_numpy(_split(self.seed, replicas, stratum, cluster, self.n, cover))
+            if strata is not None:
+                raise ValueError('kind="split" has no strata: what of them does not divide would set the twins apart.')
+            self.counts = torch.from_numpy(_split(self.seed, replicas, cluster, self.n, cover))
             self._require_samples()
             return
         if cover and (block is not None or strata is not None):
@@ -108,8 +112,9 @@ class Bootstrap:
 
     @property
     def scale(self) -> float:
-        """Times sigma, the spread of the twins, is the standard deviation of their mean: 1 for bootstrap samples, and
-        1 / sqrt(replicas) for a split, whose twins are independent of each other. `Twins.estimate` takes it."""
+        """Times sigma, the spread of the twins, is the standard deviation that the data leave to an estimate from all
+        of them: 1 for bootstrap samples, and 1 / sqrt(replicas) for a split, each of whose twins has so much less of
+        them. For `Twins.estimate(scale=...)`; noise in training and resets are of the twins' own sigma."""
         return 1 / math.sqrt(self.replicas) if self.kind == "split" else 1.0
 
     def indices(self, replica: int) -> Tensor:
@@ -155,30 +160,18 @@ def _draw(rng: np.random.Generator, kind: str, stratum: NDArray[np.int64]) -> ND
     return np.bincount(order[place], minlength=units)
 
 
-def _split(
-    seed: int,
-    replicas: int,
-    stratum: NDArray[np.int64] | None,
-    cluster: NDArray[np.int64] | None,
-    n: int,
-    cover: bool,
-) -> NDArray[np.int64]:
-    """Deal the units, samples or clusters, of each stratum to the twins in turn, in random order and from a random twin
-    on, after those that none of them gets."""
+def _split(seed: int, replicas: int, cluster: NDArray[np.int64] | None, n: int, cover: bool) -> NDArray[np.int64]:
+    """Deal the units, samples or clusters, to the twins in turn, in random order and from a random twin on, after those
+    that none of them gets: as many as a bootstrap leaves on average, unless a twin would go without."""
     rng = np.random.default_rng(seeds.derive(seed, "split"))
-    if cluster is not None:
-        of_unit = _strata_of_clusters(stratum, cluster)
-    else:
-        of_unit = stratum if stratum is not None else np.zeros(n, np.int64)
-    counts = np.zeros((replicas, len(of_unit)), np.int64)
+    units = n if cluster is None else len(_strata_of_clusters(None, cluster))
     first = int(rng.integers(replicas))
-    for label in np.unique(of_unit):
-        units = rng.permutation(np.flatnonzero(of_unit == label))
-        # Of few units round() would leave none, or always the same number: chance decides about the fraction.
-        left = 0 if cover else int(len(units) * math.exp(-replicas) + rng.random())
-        dealt = units[left:]
-        counts[(first + np.arange(len(dealt))) % replicas, dealt] = 1
-        first += len(dealt)
+    order = rng.permutation(units)
+    # Chance decides about the fraction of a unit.
+    left = 0 if cover else max(0, min(int(units * math.exp(-replicas) + rng.random()), units - replicas))
+    dealt = order[left:]
+    counts = np.zeros((replicas, units), np.int64)
+    counts[(first + np.arange(len(dealt))) % replicas, dealt] = 1
     return counts if cluster is None else counts[:, cluster]
 
 

@@ -47,8 +47,9 @@ class Fit:
     """What training left: the estimate as it was best, how the run went, and who saw which sample.
 
     `history` maps "epoch", "train" (mean loss of the noisy twins), "unseen" (loss of the mean model on the samples that
-    no twin saw), "accuracy" on those (classification only), "sigma_least", "sigma_most", "rate" (of learning) and
-    "seconds" to one value for each epoch. Where every sample is seen there is no "unseen" and no "accuracy".
+    no twin saw), "accuracy" on those (classification only), "sigma_least", "sigma_most" (of the twins), "rate" (of
+    learning) and "seconds" to one value for each epoch. Where every sample is seen there is no "unseen" and no
+    "accuracy".
     """
 
     estimate: Estimate
@@ -107,11 +108,12 @@ def fit(
         groups: which weights share one sigma, as in `Twins`.
         reset: after which epochs the twins are reset; by default after each, as in the paper.
         mode: how: `"sample"` as in the paper, `"mean"` or `"centered"`.
-        noise: times sigma is the noise on the weights in training; 1 in the paper.
+        noise: times sigma, that of the twins, is the noise on the weights in training; 1 in the paper.
         resample: `"counts"` or `"draws"`, as in `PairedLoader`: the same objective, the first with less work.
         average: what is judged and kept is a mean over the epochs with weights s^average, as single ones walk with
             each reset (`twinboot.averaging`); `math.inf` takes each epoch by itself, as in the paper.
-        bootstrap: who sees which sample, if not the default. With `cover=True` or `kind="bayesian"` the twins see all
+        bootstrap: who sees which sample, if not the default. With `kind="split"` twins divide the samples, and an epoch
+            reads each once. With `cover=True` or `kind="bayesian"` the twins see all
             of them, for a last training when all is chosen: nothing is judged, and the last epoch is what is kept.
         seed: of the bootstrap, the order, all noise, and what the model itself draws, such as dropout.
         device: where to train; by default where the model is.

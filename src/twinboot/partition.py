@@ -83,6 +83,8 @@ class Partition(nn.Module):
 
     def scaled(self, scale: float) -> Partition:
         """A copy whose sigmas are so many times as large."""
+        if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 <= scale < math.inf:
+            raise ValueError(f"scale must be a number of at least 0, such as that of a Bootstrap, not {scale!r}.")
         scaled = copy.deepcopy(self)
         scaled.sigma.mul_(scale)
         return scaled

@@ -58,13 +58,14 @@ class Training:
         self.dataset, self.seed, self.noise, self.amp, self.batch_size = dataset, seed, noise, amp, batch_size
         self.bootstrap = bootstrap or Bootstrap(len(dataset), seed=seed)
         self.judging = Judge(dataset, self.bootstrap, batch_size, seed, options)
-        size = batch_size if resample == "draws" else distinct(self.bootstrap, batch_size)
+        drawn = resample == "draws" and self.bootstrap.kind != "split"
+        size = batch_size if drawn else distinct(self.bootstrap, batch_size)
         self.loader = PairedLoader(dataset, self.bootstrap, size, resample, seed=seed, **options)
         self.judges = len(self.bootstrap.unseen) > 0
         if not self.judges and not (self.bootstrap.cover or self.bootstrap.kind == "bayesian"):
             raise ValueError(
                 "every sample is seen by some twin, so none is left to judge an epoch by: add data, or, to keep the "
-                "last epoch unjudged, give bootstrap=Bootstrap(n, cover=True)."
+                "last epoch unjudged, give a Bootstrap with cover=True."
             )
 
     def epoch(self, epoch: int, stepper: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> float:

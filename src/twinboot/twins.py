@@ -191,9 +191,9 @@ class Twins(nn.Module):
                 local(w).copy_(e[window(w)].mul_(sigma[i]).add_(center))  # line 13: mean + sigma * e
 
     def estimate(self, model: nn.Module | None = None, *, scale: float = 1.0) -> Estimate:
-        """What you keep and ship: the mean of the copies and sigma, times `scale`, which is that of a `Bootstrap` of
-        another kind. The copies go on as they are. Of sharded twins each rank gets all of it, in a copy of `model`, any
-        instance of the class that was trained."""
+        """What you keep and ship: the mean of the copies and sigma, times `scale`: `bootstrap.scale` where the copies
+        divide the samples. The copies go on as they are. Of sharded twins each rank gets all of it, in a copy of
+        `model`, any instance of the class that was trained."""
         self._refuse_inside("estimate()")
         reshard(self)
         return Estimate.of(list(self.copies), self.partition.scaled(scale), model)

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from twinboot import Bootstrap, Estimate, calibration, fit
+from twinboot.averaging import POWER, Average
 from twinboot.experiments import networks
 from twinboot.experiments.contenders import HELD_OUT, METHODS, Task, Trained, longer
-from twinboot.experiments.recipes import LONGER, TWINS
+from twinboot.experiments.recipes import DROPOUT, LONGER, TWINS
+from twinboot.experiments.single import Single, Split, plain
 from twinboot.optimizers import adam
 
 
@@ -105,7 +107,7 @@ def test_a_method_goes_on_after_a_stop_as_if_there_had_been_none(method: str, tm
     ticks: list[int] = []
     again = METHODS[method](TASK, place, lambda: ticks.append(1))
     # Those of before the stop too.
-    assert len(ticks) == {"single": longer(6) + 6, "twins-split": round(LONGER * 6)}.get(method, 6)
+    assert len(ticks) == {"single": longer(6) + 6, "twins-split": 7}.get(method, 6)
     x, _ = patterns(20, 2)
     for row in whole.rows:
         assert torch.equal(whole.rows[row](x), again.rows[row](x)), row
@@ -139,6 +141,21 @@ def test_the_temperature_of_a_hold_out_is_the_best_for_it(tmp_path: Path) -> Non
         found.rows["single, best loss, temperature by the hold-out"](x).double(), warmed, rtol=1e-3, atol=1e-4
     )
     assert expected != pytest.approx(1, abs=0.01)
+
+
+def test_averaged_dropout_is_the_average_over_its_epochs_as_that_of_the_twins_is(tmp_path: Path) -> None:
+    found = trained("dropout", tmp_path / "a")
+    average, weights = Average(POWER), []
+    for epochs in range(1, TASK.epochs + 1):  # each the beginning of the same run
+        run = Single(network(DROPOUT), Split(TASK.x, TASK.y), plain(TASK.rate), TASK.batch, TASK.seed)
+        run.train(epochs)
+        weights = [p.detach().clone() for p in run.of("last").parameters()]
+        average.take(weights)
+    kept = torch.load(tmp_path / "a" / f"epoch-{TASK.epochs}.pt")["states"]["average"]
+    for name, weight in zip(dict(network(DROPOUT).named_parameters()), weights, strict=True):
+        torch.testing.assert_close(kept[name], weight)
+    x, _ = patterns(20, 3)
+    assert not torch.allclose(found.rows["MC dropout"](x), found.rows["MC dropout, averaged"](x), atol=1e-3)
 
 
 def test_an_ensemble_is_the_mean_of_two_different_models(tmp_path: Path) -> None:

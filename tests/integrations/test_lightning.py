@@ -103,9 +103,15 @@ def by_hand(
     return twins
 
 
-def test_twins_that_divide_the_samples_keep_sigma_of_their_mean() -> None:
-    found = fitted(options={"bootstrap": Bootstrap(64, kind="split")})
+def test_twins_that_divide_the_samples_keep_sigma_of_their_mean(tmp_path: Path) -> None:
+    halves = Bootstrap(64, kind="split")
+    found = fitted(options={"bootstrap": halves})
     torch.testing.assert_close(found.estimate().partition.sigma, found.twins.partition.sigma / 2**0.5)
+    found.trainer.save_checkpoint(tmp_path / "halves.ckpt")
+    restored = TwinModule(Net(), DATA, batch_size=10, bootstrap=halves).restore(tmp_path / "halves.ckpt")
+    assert_same_bits(restored.estimate().sigma, found.estimate().sigma)
+    with pytest.raises(ValueError, match="so that sigma would be wrong: give TwinModule the bootstrap of then"):
+        TwinModule(Net(), DATA, batch_size=10).restore(tmp_path / "halves.ckpt")
 
 
 @pytest.mark.parametrize("mode", ["sample", "mean", "centered"])

@@ -223,7 +223,8 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
     ways = {name: _drawn(end, task), f"{name}, mean": _mean(end.module), **ways}
     if not recipe.cover:
         ways[f"{name}, calibrated"] = _drawn(_calibrated(found, Subset(data, bootstrap.unseen.tolist()), task), task)
-    # What Algorithm 1 leaves, if the recipe is the paper's: no choice of the epoch, no average.
+    # What Algorithm 1 leaves, if the recipe is the paper's, after as many epochs as the others have: no choice of the
+    # epoch, no average.
     ways[f"{name}, last epoch alone"] = _drawn(Estimate.load(last, network()), task)
     unseen = None if recipe.cover else bootstrap.unseen
     return Trained(ways, images.trained_on, pd.DataFrame(curve), pd.DataFrame(sigma), took, unseen)

@@ -105,10 +105,9 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
 
 def _steps(config: Config, kind: str) -> int:
     """Of an epoch; twins have as many with counts as with draws, of which those of a bootstrap that covers all images
-    have more, and those of a split that does not have fewer."""
+    have more."""
     recipe = TWINS[kind][1] if kind in TWINS else Recipe()
-    divided = recipe.kind == "split"
-    more = (0 if divided else UNSEEN / 2) if recipe.cover else (-UNSEEN if divided else 0)
+    more = UNSEEN / 2 if recipe.cover and recipe.kind != "split" else 0
     return math.ceil(timed(config) * (1 + more) / round(config.batch * recipe.batch))
 
 

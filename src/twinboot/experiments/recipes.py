@@ -33,7 +33,7 @@ class Recipe:
         return Bootstrap(n, seed=seed, kind=self.kind, cover=self.cover)
 
     def epochs(self, of_single: int) -> int:
-        return round(self.longer * of_single)
+        return math.ceil(self.longer * of_single)
 
 
 # Method -> its name in the table, and what it is.

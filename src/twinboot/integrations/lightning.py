@@ -225,6 +225,7 @@ class TwinModule(Mean):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["twins"] = checkpoint["state_dict"]
         checkpoint["pairs"] = self.pairs.state_dict()
+        checkpoint["scale"] = self.bootstrap.scale
         checkpoint["state_dict"] = self.known_mean().module.state_dict()
         self.module.on_save_checkpoint(checkpoint)
 
@@ -232,6 +233,11 @@ class TwinModule(Mean):
         if "twins" not in checkpoint:
             raise ValueError(
                 "this is no checkpoint of a TwinModule: to start from a single model, load it before TwinModule(...)."
+            )
+        if checkpoint.get("scale", 1.0) != self.bootstrap.scale:
+            raise ValueError(
+                "the twins of this checkpoint divided their samples, or those here do and they did not, so that sigma "
+                "would be wrong: give TwinModule the bootstrap of then."
             )
         self.module.on_load_checkpoint(checkpoint)
         self._saved, checkpoint["state_dict"] = checkpoint["state_dict"], checkpoint["twins"]
