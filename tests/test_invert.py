@@ -9,7 +9,7 @@ from loops import assert_same_bits, seeded
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from twinboot import Blocks, Bootstrap, Dense, invert, resets
+from twinboot import Blocks, Bootstrap, Dense, Inversion, invert, resets
 from twinboot.invert import _clearly_lower
 
 FAST = partial(torch.optim.Adam, lr=0.05)
@@ -36,24 +36,31 @@ def blurred(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return kernel, truth, kernel @ truth + noise * torch.randn(rows, generator=generator)
 
 
+def to_the_end(
+    operator: Tensor, observed: Tensor, seed: int, steps: int = 300, decay: float = 0.98, **options: Any
+) -> Inversion:
+    return invert(
+        lambda v: operator @ v,
+        observed,
+        torch.zeros(operator.shape[1]),
+        steps=steps,
+        optimizer=partial(torch.optim.Adam, lr=0.1),
+        decay=decay,
+        reset=resets.at(20),
+        stop=None,
+        check=steps,
+        seed=seed,
+        **options,
+    )
+
+
 def test_a_linear_gaussian_problem_has_its_exact_mean_and_sigma() -> None:
     """The twins' mean is the mean of two draws from the bootstrap distribution, whose covariance for least squares is
     the sandwich (A'A)^-1 A' diag(e^2) A (A'A)^-1, and sigma^2 estimates its diagonal."""
     ratio, distance = [], []
     for seed in range(40):
         operator, _, observed = linear(300, 12, noise=1.0, seed=seed)
-        found = invert(
-            lambda v, operator=operator: operator @ v,
-            observed,
-            torch.zeros(12),
-            steps=300,
-            optimizer=partial(torch.optim.Adam, lr=0.1),
-            decay=0.98,
-            reset=resets.at(20),
-            stop=None,
-            check=300,
-            seed=seed,
-        )
+        found = to_the_end(operator, observed, seed)
         best = torch.linalg.lstsq(operator, observed).solution
         bread = torch.linalg.inv(operator.T @ operator)
         residual = observed - operator @ best
@@ -70,19 +77,8 @@ def test_twins_that_divide_the_measurements_have_the_exact_sigma_of_their_mean()
     ratio = []
     for seed in range(20):
         operator, _, observed = linear(2000, 12, noise=1.0, seed=seed)
-        found = invert(
-            lambda v, operator=operator: operator @ v,
-            observed,
-            torch.zeros(12),
-            steps=600,
-            optimizer=partial(torch.optim.Adam, lr=0.1),
-            decay=0.99,
-            reset=resets.at(20),
-            bootstrap=Bootstrap(2000, seed=seed, kind="split", cover=True),
-            stop=None,
-            check=600,
-            seed=seed,
-        )
+        halves = Bootstrap(2000, seed=seed, kind="split", cover=True)
+        found = to_the_end(operator, observed, seed, steps=600, decay=0.99, bootstrap=halves)
         exact = torch.linalg.inv(operator.T @ operator).diag().mean()
         ratio.append(found.sigma.square().mean() / exact)
         best = torch.linalg.lstsq(operator, observed).solution
