@@ -487,7 +487,7 @@ def test_autocast_trains_too() -> None:
         ({"amp": "bf16"}, "amp must be a dtype, torch.bfloat16 or torch.float16, not 'bf16'"),
         ({"amp": torch.float32}, "amp must be a dtype, torch.bfloat16 or torch.float16, not torch.float32"),
         ({"device": "cudaa"}, "the device 'cudaa' can't be used: "),
-        ({"bootstrap": Bootstrap(240, replicas=12)}, "every sample is seen .* give bootstrap=Bootstrap"),
+        ({"bootstrap": Bootstrap(240, replicas=12)}, "every sample is seen .* give a Bootstrap with cover=True"),
         ({"bootstrap": Bootstrap(240, cover=True), "patience": 3}, "patience needs samples that no twin sees"),
         (
             {"bootstrap": Bootstrap(240, cover=True), "scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau},
