@@ -10,7 +10,7 @@ from ..loader import Resample
 from ..resets import Mode
 
 DROPOUT = 0.2  # after each pooling, of the single model that has it
-LONGER = 1.125  # times the epochs: what twins that divide the images can do in 1.4 times the time of a single model
+LONGER = 1.125  # times the epochs: twins that divide the images then take about 1.4 times as long as a single model
 
 
 @dataclass(frozen=True)
