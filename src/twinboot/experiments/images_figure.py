@@ -63,8 +63,14 @@ def _curves(axes: Axes, curves: pd.DataFrame) -> None:
             axes.plot(kept, seen[kept], "o", color=colour, mec=plots.ink(), zorder=3)
     axes.plot([], [], "o", mfc="none", mec=plots.ink(), label="epochs that were kept")
     axes.set(title="Accuracy while training", xlabel="epoch", ylabel="accuracy", ylim=(None, 1))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _whole_epochs(axes, curves["epoch"].max())
     _legend_below(axes)
+
+
+def _whole_epochs(axes: Axes, last: int) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if last == 1:
+        axes.set_xlim(0, 2)
 
 
 def kept_epochs(curves: pd.DataFrame) -> list[int]:
@@ -108,8 +114,8 @@ def _sigma(both: Sequence[Axes], sigma: pd.DataFrame) -> None:
     mean = sigma_by_layer(sigma)
     colours = mpl.colormaps["viridis"](np.linspace(0.2, 0.9, len(mean)))  # the darkest are lost on dark pages
     for (layer, values), colour in zip(mean.iterrows(), colours, strict=True):
-        over.plot(values, color=colour, label=layer)
-    over.xaxis.set_major_locator(MaxNLocator(integer=True))
+        over.plot(values, "." if len(values) == 1 else "-", color=colour, label=layer)
+    _whole_epochs(over, mean.columns.max())
     over.set(title="Sigma of each layer, colours as beside", xlabel="epoch", ylabel="sigma", ylim=(0, None))
     final.bar(range(len(mean)), mean.iloc[:, -1], color=colours)
     final.set(title="Sigma at the end", ylabel="sigma", xlim=(-0.6, len(mean) - 0.4))
