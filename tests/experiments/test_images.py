@@ -3,36 +3,29 @@
 import dataclasses
 import math
 import re
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
+from small_images import SMALL, small, with_values
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from twinboot import PairedLoader, metrics
 from twinboot.experiments import datasets, images, images_run
-from twinboot.experiments.contenders import METHODS, Task, Trained
-from twinboot.experiments.experiment import UnavailableError, Verdict
-from twinboot.experiments.images import AS_LONG, BASE, DRAWS, OURS, OURS_LAST, OURS_MEAN, Config
+from twinboot.experiments.contenders import METHODS
+from twinboot.experiments.experiment import UnavailableError
+from twinboot.experiments.images import Config
 from twinboot.experiments.images_config import PRESETS
+from twinboot.experiments.images_rows import BASE, DRAWS, OURS
 from twinboot.experiments.images_run import chosen, parts
 from twinboot.experiments.recipes import TWINS
-from twinboot.experiments.store import Run, carry_out
+from twinboot.experiments.store import carry_out
+from twinboot.experiments.task import Task, Trained
 from twinboot.report import _reasons
 from twinboot.training import distinct
-
-SMALL = Config(methods=("hold-out", "twins", "twins-draws"), epochs=2, seeds=2, samples=2)
-
-
-@cache
-def small() -> Run:
-    with TemporaryDirectory() as directory:
-        return carry_out("images", images, SMALL, Path(directory) / "images")
 
 
 def test_each_row_has_all_scores_for_each_seed() -> None:
@@ -189,15 +182,6 @@ def test_curves_mark_the_epochs_with_the_lowest_loss_of_images_that_are_not_trai
     assert (list(twins.get_xdata()), list(twins.get_ydata())) == ([2], [0.75])
 
 
-def with_values(row: str, **columns: float | tuple[float, float]) -> dict[str, pd.DataFrame]:
-    """The tables of the small run, but for these values of a row: one for both seeds, or one for each."""
-    run = small()
-    rows = run.tables["rows"].copy()
-    for column, values in columns.items():
-        rows.loc[rows["row"] == row, column] = values
-    return {**run.tables, "rows": rows}
-
-
 @pytest.mark.parametrize(
     ("apart", "answer"),
     [((0.1, 0.1), "worse"), ((-0.1, -0.1), "better"), ((0.1, -0.1), "no clear difference")],
@@ -242,11 +226,6 @@ def test_what_is_screened_runs_with_the_first_seed_and_is_told_of_as_such() -> N
     assert table.set_index("").loc[DRAWS, "seeds"] == 2
 
 
-def test_a_part_of_the_test_images_decides_nothing() -> None:
-    assert images.verdicts(SMALL, small().tables)
-    assert not images.verdicts(dataclasses.replace(SMALL, test=100), small().tables)
-
-
 def beats(tables: dict[str, pd.DataFrame]) -> "pd.Series[str]":
     [title, *_], [table, *_] = zip(*images.numbers(SMALL, tables).items(), strict=True)
     assert "2 seeds; clearly: the 95 % interval of the difference on the same seeds leaves 0 out" in title
@@ -274,69 +253,6 @@ def test_one_seed_tells_of_no_lead() -> None:
     [title, *_], [table, *_] = zip(*images.numbers(config, tables).items(), strict=True)
     assert title.endswith(": one seed")
     assert "clearly beats Twin-Boot in" not in table
-
-
-@pytest.mark.parametrize(
-    ("change", "seeds", "status"),
-    [
-        ({"accuracy": 0.9, "nll": -0.9, "ece": -0.9}, 4, "held"),
-        ({"accuracy": 0.9, "nll": -0.9, "ece": -0.9}, 2, "undecided"),
-        ({"accuracy": -0.9, "nll": 0.9, "ece": -0.9}, 4, "not held"),
-        ({"accuracy": 0.9, "nll": 0.9, "ece": -0.9}, 4, "not held"),
-        ({"accuracy": 0.9, "nll": -0.9, "ece": 0.9}, 4, "not held"),
-    ],
-)
-def test_at_equal_cost_all_that_takes_no_longer_is_a_rival(change: dict[str, float], seeds: int, status: str) -> None:
-    tables = repeated(seeds // 2)
-    ours = tables["rows"]["row"] == OURS
-    for column, by in change.items():
-        tables["rows"].loc[ours, column] = tables["rows"].loc[~ours, column].agg("max" if by > 0 else "min") + by
-    verdict = equal_cost(dataclasses.replace(SMALL, seeds=seeds), tables)
-    assert verdict.status == status
-    assert verdict.ours
-    assert "4 other ways to predict take no longer" in verdict.evidence  # those of a single model with a hold-out
-    dear = tables["rows"]["row"] == BASE
-    tables["rows"].loc[dear, "epochs"] = 1000.0
-    assert "3 other ways to predict take no longer, to a tenth. In accuracy" in (
-        said := equal_cost(dataclasses.replace(SMALL, seeds=seeds), tables).evidence
-    )
-    assert f"Left out, for they take longer: {BASE} (1000.00)." in said
-
-
-@pytest.mark.parametrize(("by", "ahead"), [(0.9, 4), (-0.9, 0)])
-def test_one_seed_tells_of_how_many_it_is_ahead_and_that_nothing_is_clear(by: float, ahead: int) -> None:
-    rows = small().tables["rows"]
-    tables = {**small().tables, "rows": rows[rows["seed"] == 0].reset_index(drop=True)}
-    tables["rows"].loc[tables["rows"]["row"] == OURS, "accuracy"] += by
-    verdict = equal_cost(dataclasses.replace(SMALL, seeds=1), tables)
-    assert verdict.status == "undecided"
-    assert f"In accuracy it is ahead of {ahead} of them with this seed; against" in verdict.evidence
-    assert "clearly" not in verdict.evidence
-
-
-@pytest.mark.parametrize("contestant", images.CONTESTANTS[1:])
-def test_other_twins_have_a_verdict_of_their_own(contestant: str) -> None:
-    tables = repeated(2)
-    drawn = tables["rows"]["row"] == DRAWS
-    tables["rows"].loc[drawn, "row"] = contestant
-    claims = [verdict.claim for verdict in images.verdicts(dataclasses.replace(SMALL, seeds=4), tables)]
-    for ours in (OURS, contestant):
-        assert f"At equal cost {ours} predicts better than what else the time buys." in claims
-
-
-def equal_cost(config: Config, tables: dict[str, pd.DataFrame]) -> Verdict:
-    [found] = [verdict for verdict in images.verdicts(config, tables) if "equal cost" in verdict.claim]
-    return found
-
-
-def repeated(times: int) -> dict[str, pd.DataFrame]:
-    """The tables of the small run, as if it had so many times as many seeds."""
-    tables = {
-        name: pd.concat([table.assign(seed=table["seed"] + 2 * k) for k in range(times)], ignore_index=True)
-        for name, table in small().tables.items()
-        if "seed" in table
-    }
-    return {**tables, "turns": small().tables["turns"]}
 
 
 @pytest.mark.parametrize("method", TWINS)
@@ -450,57 +366,3 @@ def test_more_test_images_than_there_are_are_refused() -> None:
 def test_a_device_that_is_not_there_is_named() -> None:
     with pytest.raises(UnavailableError, match="the device 'nowhere' can't be used"):
         parts(Config(device="nowhere"))
-
-
-def test_enough_seeds_of_the_papers_images_decide() -> None:
-    run, tables = small(), repeated(2)
-    tables["rows"].loc[tables["rows"]["row"] == OURS, ["nll", "ece"]] = 0.01
-    config = dataclasses.replace(run.config, preset="cifar10-5k", seeds=4)
-    gap, calibrated, *_ = images.verdicts(config, tables)
-    assert calibrated.status == "held"
-    assert gap.status != "undecided"
-
-
-def gap(tables: dict[str, pd.DataFrame], **gaps: float) -> Verdict:
-    """The verdict on the gap, with these gaps of rows, in four seeds of the paper's images."""
-    rows = tables["rows"]
-    for row, value in gaps.items():
-        rows.loc[rows["row"] == row, "gap"] = value
-    config = dataclasses.replace(SMALL, preset="cifar10-5k", seeds=4)
-    [found] = [verdict for verdict in images.verdicts(config, tables) if "gap" in verdict.claim]
-    return found
-
-
-@pytest.mark.parametrize(("ours", "status"), [(0.2, "held"), (0.5, "not held")])
-def test_the_gap_is_judged_by_itself_and_against_a_model_that_trained_as_long(ours: float, status: str) -> None:
-    """A model that is stopped early has a small gap and is right less often: neither decides."""
-    tables = repeated(2)
-    longest = tables["rows"][tables["rows"]["row"] == BASE].assign(row=AS_LONG)
-    tables["rows"] = pd.concat([tables["rows"], longest], ignore_index=True)
-    tables["rows"].loc[tables["rows"]["row"] == OURS_LAST, "accuracy"] = 0.99
-    found = gap(tables, **{AS_LONG: 0.4, BASE: 0.1, OURS_MEAN: 0.3, OURS_LAST: ours})
-    assert found.status == status
-    assert "accuracy than a single model that trains as long." in found.claim
-    assert (
-        f"trains as long the gap after the last epoch changes by {ours - 0.4:+.3f} ± 0.000 (0.400 to {ours:.3f})"
-        in (found.evidence)
-    )
-    assert "stopped by a hold-out the gap of the mean, where what no twin saw stops it, changes by +0.200 ± 0.000" in (
-        found.evidence
-    )
-
-
-def test_a_model_that_trained_as_long_is_enough_for_the_gap() -> None:
-    tables = repeated(2)
-    tables["rows"]["row"] = tables["rows"]["row"].replace({BASE: AS_LONG})
-    found = gap(tables, **{AS_LONG: 0.4, OURS_LAST: 0.2})
-    assert found.status == "held"
-    assert "stopped by a hold-out" not in found.evidence
-
-
-@pytest.mark.parametrize(("ours", "status"), [(0.05, "held"), (0.2, "not held")])
-def test_where_no_model_trained_as_long_the_gap_is_that_of_the_stopped_one(ours: float, status: str) -> None:
-    found = gap(repeated(2), **{BASE: 0.1, OURS_MEAN: ours})
-    assert found.status == status
-    assert "accuracy than a single model stopped by a hold-out." in found.claim
-    assert "trains as long" not in found.evidence

@@ -4,8 +4,9 @@ import torch
 
 from twinboot.averaging import Average
 from twinboot.experiments import networks
-from twinboot.experiments.contenders import METHODS, Task
+from twinboot.experiments.contenders import METHODS
 from twinboot.experiments.images_cost import KINDS, TURNS, kinds, ratios, turns
+from twinboot.experiments.task import Task
 
 TABLE = pd.DataFrame(
     {"kind": ["single", "twins"] * 3, "turn": [1, 1, 2, 2, 3, 3], "seconds": [1.0, 1.3, 2.0, 2.4, 1.0, 1.5]}

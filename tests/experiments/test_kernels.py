@@ -7,7 +7,7 @@ import torch
 from loops import assert_same_bits, seeded
 
 from twinboot.bootstrap import UNSEEN
-from twinboot.experiments import contenders, uci_config
+from twinboot.experiments import rivals, uci_config
 from twinboot.experiments.kernels import (
     SIDE,
     Task,
@@ -128,7 +128,7 @@ def test_a_hold_out_is_as_large_as_what_two_bootstrap_samples_leave() -> None:
     held = problem(TASK, 0).held_out
     assert len(held.unique()) == len(held) == round(64 * UNSEEN)
     assert pytest.approx((1 - 1e-4) ** 20_000, rel=1e-3) == UNSEEN
-    assert (contenders.HELD_OUT, uci_config.Config().hold_out) == (0.135, 0.135)  # finished runs were made with that
+    assert (rivals.HELD_OUT, uci_config.Config().hold_out) == (0.135, 0.135)  # finished runs were made with that
 
 
 @pytest.mark.parametrize("response", ["tanh", "cubic"])

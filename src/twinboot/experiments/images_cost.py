@@ -13,10 +13,11 @@ from ..averaging import POWER, Average
 from ..fit import Best
 from ..optimizers import adam
 from ..training import Training
-from .contenders import Task, variational
 from .experiment import Tick
 from .recipes import DROPOUT, TWINS
+from .rivals import variational
 from .single import Single, Split, plain
+from .task import Task
 
 TURNS = 3
 # Method -> the kind of its epochs.

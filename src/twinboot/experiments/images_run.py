@@ -23,12 +23,14 @@ from ..devices import usable
 from ..extras import how_to_install
 from ..prediction import entropy
 from . import datasets, networks, sources
-from .contenders import METHODS, Task, Trained, longer, require_ivon
+from .contenders import METHODS
 from .datasets import Moments, standardised
 from .experiment import Part, Tick, UnavailableError
 from .images_config import PRESETS, Config
 from .images_cost import TURNS, kinds, turns
 from .recipes import TWINS
+from .rivals import longer, require_ivon
+from .task import Task, Trained
 
 STRANGE = 2000  # images of another kind
 GAP = 2000  # training images whose accuracy is compared with that of test images

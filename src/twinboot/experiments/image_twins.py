@@ -1,0 +1,121 @@
+"""Twins on the images, by a recipe, and the ways to predict with them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import nn
+from torch.utils.data import Subset, TensorDataset
+
+from .. import resets
+from ..atomic import replacing
+from ..estimate import Estimate
+from ..fit import Fit, fit
+from ..optimizers import adam
+from ..randomness import own_randomness
+from ..twins import Twins
+from .experiment import Tick
+from .recipes import Recipe
+from .single import LOOK, Split, accuracy
+from .task import Predict, Task, Trained, of_mean
+
+
+def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -> Trained:
+    data, bootstrap = TensorDataset(task.x, task.y), recipe.bootstrap(len(task.y), task.seed)
+    images = Split(task.x, task.y, held_out=bootstrap.unseen)
+    usual, last = scratch / "usual.safetensors", scratch / "last.safetensors"
+    network = partial(task.network, dropout=recipe.dropout, seed=task.seed)
+    epochs = recipe.epochs(task.epochs)
+
+    def keep(estimate: Estimate, file: Path) -> None:
+        with own_randomness(_device(estimate), task.seed, "statistics"):
+            estimate.update_batchnorm(task.x[images.trained_on].split(task.batch))
+        estimate.save(file)
+
+    def look(epoch: int, estimate: Estimate, twins: Twins) -> None:
+        sigma = {layer: value.square().mean().sqrt().item() for layer, value in estimate.sigma.items()}
+        # What is not judged has no BatchNorm statistics of its own, and no accuracy yet.
+        shown = math.nan if recipe.cover else accuracy(estimate.module, images, images.trained_on[:LOOK])[0]
+        with replacing(_look(scratch, epoch)) as file:
+            file.write_text(json.dumps({"train": shown, "sigma": sigma}))
+        if epoch == task.epochs:
+            if epochs > task.epochs:
+                keep(copy.deepcopy(estimate), usual)
+            keep(twins.estimate(scale=bootstrap.scale), last)
+        if epoch > before:
+            tick()
+
+    before = sum(_look(scratch, epoch).exists() for epoch in range(1, epochs + 1))  # a stop
+    for _ in range(before):
+        tick()
+    found = fit(
+        network(),
+        data,
+        optimizer=lambda p: adam(p, task.rate),
+        scheduler=(lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, epochs)) if recipe.decay else None,
+        epochs=epochs,
+        batch_size=round(recipe.batch * task.batch),
+        groups=recipe.groups,
+        reset=resets.every(recipe.reset),
+        mode=recipe.mode,
+        noise=recipe.noise,
+        resample=recipe.resample,
+        bootstrap=bootstrap,
+        seed=task.seed,
+        checkpoint=scratch,
+        keep=1,
+        progress=False,
+        callback=look,
+    )
+    looks = [json.loads(_look(scratch, epoch).read_text()) for epoch in range(1, epochs + 1)]
+    sigma = [
+        {"epoch": epoch, "layer": layer, "sigma": value}
+        for epoch, look in enumerate(looks, start=1)
+        for layer, value in look["sigma"].items()
+    ]
+    curve = {"epoch": found.history["epoch"], "train": [look["train"] for look in looks]}
+    if not recipe.cover:
+        curve |= {"validation": found.history["accuracy"], "loss": found.history["unseen"]}
+    curve["seconds"] = found.history["seconds"]
+    end, took = found.estimate, {}
+    ways: dict[str, Predict] = {}
+    if epochs > task.epochs:
+        ways[f"{name}, {recipe.longer} times as long"] = _drawn(end, task)
+        took[f"{name}, {recipe.longer} times as long"] = epochs / task.epochs
+        end = Estimate.load(usual, network())
+    ways = {name: _drawn(end, task), f"{name}, mean": of_mean(end.module), **ways}
+    if not recipe.cover:
+        ways[f"{name}, calibrated"] = _drawn(_calibrated(found, Subset(data, bootstrap.unseen.tolist()), task), task)
+    # What Algorithm 1 leaves, if the recipe is the paper's, after as many epochs as the others have: no choice of the
+    # epoch, no average.
+    ways[f"{name}, last epoch alone"] = _drawn(Estimate.load(last, network()), task)
+    unseen = None if recipe.cover else bootstrap.unseen
+    return Trained(ways, images.trained_on, pd.DataFrame(curve), pd.DataFrame(sigma), took, unseen)
+
+
+def _calibrated(found: Fit, unseen: Subset[Any], task: Task) -> Estimate:
+    estimate = copy.deepcopy(found.estimate)
+    with warnings.catch_warnings():  # that no noise may be best: the table shows what comes of it
+        warnings.simplefilter("ignore")
+        estimate.calibrate(unseen, samples=task.samples, seed=task.seed)
+    return estimate
+
+
+def _look(scratch: Path, epoch: int) -> Path:
+    return scratch / f"look-{epoch}.json"
+
+
+def _drawn(estimate: Estimate, task: Task) -> Predict:
+    return lambda x: estimate.predict(x, task.samples, seed=task.seed).probs.cpu()
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device

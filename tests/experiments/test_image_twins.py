@@ -1,0 +1,75 @@
+"""Twins on images: each row is what its name says, and a recipe is what they are trained by."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from contest import TASK, network, patterns, trained
+from torch.utils.data import TensorDataset
+
+from twinboot import Bootstrap, Estimate, fit
+from twinboot.experiments.recipes import LONGER, TWINS
+from twinboot.optimizers import adam
+
+
+def test_twins_are_calibrated_by_what_no_twin_saw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[list[int]] = []
+    calibrate = Estimate.calibrate
+
+    def spy(self: Estimate, dataset: Any, **options: Any) -> float:
+        used.append(list(dataset.indices))
+        return calibrate(self, dataset, **options)
+
+    monkeypatch.setattr(Estimate, "calibrate", spy)
+    trained("twins", tmp_path / "a", replace(TASK, epochs=1))
+    assert used == [Bootstrap(150, seed=0).unseen.tolist()]
+
+
+def test_the_last_epoch_alone_is_neither_averaged_nor_chosen(tmp_path: Path) -> None:
+    trained("twins", tmp_path / "a")
+    data = TensorDataset(TASK.x, TASK.y)
+    plain: list[Estimate] = []
+    fit(
+        network(),
+        data,
+        epochs=TASK.epochs,
+        batch_size=TASK.batch,
+        optimizer=lambda p: adam(p, TASK.rate),
+        progress=False,
+        callback=lambda epoch, estimate, twins: plain.append(twins.estimate()),
+    )
+    kept = Estimate.load(tmp_path / "a" / "last.safetensors", network())
+    for here, there in zip(kept.module.parameters(), plain[-1].module.parameters(), strict=True):
+        assert torch.equal(here, there)
+
+
+def test_twins_that_train_longer_show_what_they_were_after_as_many_epochs_as_the_others(tmp_path: Path) -> None:
+    found = trained("twins-split", tmp_path / "a", replace(TASK, epochs=8))
+    [row] = found.epochs
+    assert row == f"Twin-Boot on divided images, {LONGER} times as long"
+    assert found.epochs[row] == 9 / 8
+    x, _ = patterns(20, 2)
+    halves: list[Estimate] = []
+    fit(
+        network(),
+        TensorDataset(TASK.x, TASK.y),
+        epochs=9,
+        batch_size=TASK.batch,
+        optimizer=lambda p: adam(p, TASK.rate),
+        bootstrap=Bootstrap(150, kind="split", cover=True),
+        progress=False,
+        callback=lambda epoch, estimate, twins: halves.append(estimate),
+    )
+    for epochs, name in ((8, "Twin-Boot on divided images"), (9, row)):
+        estimate = halves[epochs - 1]
+        estimate.update_batchnorm(TASK.x.split(TASK.batch))
+        expected = estimate.predict(x, TASK.samples, seed=TASK.seed).probs
+        torch.testing.assert_close(found.rows[name](x), expected, atol=0.02, rtol=0.1)  # statistics of other batches
+    assert not torch.allclose(found.rows[row](x), found.rows["Twin-Boot on divided images"](x), atol=1e-3)
+
+
+def test_a_recipe_reaches_the_twins(tmp_path: Path) -> None:
+    last = {method: trained(method, tmp_path / method).sigma["sigma"].iloc[-1] for method in TWINS}
+    assert len(set(last.values())) == len(TWINS)  # no two of them trained the same way

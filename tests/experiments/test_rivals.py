@@ -1,0 +1,58 @@
+"""Single models in several ways: each row is what its name says."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from contest import TASK, network, patterns, trained
+
+from twinboot import calibration
+from twinboot.averaging import POWER, Average
+from twinboot.experiments.recipes import DROPOUT
+from twinboot.experiments.single import Single, Split, plain
+
+
+def test_averages_of_a_short_run_are_of_what_was_trained(tmp_path: Path) -> None:
+    x, y = patterns(300, 1)
+    for epochs in (1, 2):
+        found = trained("single", tmp_path / str(epochs), replace(TASK, epochs=epochs, rate=0.02))
+        assert (found.rows["SWA"](x).argmax(1) == y).double().mean() > 0.5
+
+
+def test_the_temperature_of_a_hold_out_is_the_best_for_it(tmp_path: Path) -> None:
+    found = trained("hold-out", tmp_path / "a")
+    held = torch.ones(150, dtype=torch.bool)
+    held[found.trained_on] = False
+    x, y = TASK.x[held], TASK.y[held]
+    logs = found.rows["single, best loss on a hold-out"](x).double().log()
+    expected = calibration.temperature(logs[None], y)  # of logits but for a constant in each row
+    warmed = (logs / expected).softmax(1)
+    torch.testing.assert_close(
+        found.rows["single, best loss, temperature by the hold-out"](x).double(), warmed, rtol=1e-3, atol=1e-4
+    )
+    assert expected != pytest.approx(1, abs=0.01)
+
+
+def test_averaged_dropout_is_the_average_over_its_epochs_as_that_of_the_twins_is(tmp_path: Path) -> None:
+    found = trained("dropout", tmp_path / "a")
+    average, weights = Average(POWER), []
+    for epochs in range(1, TASK.epochs + 1):  # each the beginning of the same run
+        run = Single(network(DROPOUT), Split(TASK.x, TASK.y), plain(TASK.rate), TASK.batch, TASK.seed)
+        run.train(epochs)
+        weights = [p.detach().clone() for p in run.of("last").parameters()]
+        average.take(weights)
+    kept = torch.load(tmp_path / "a" / f"epoch-{TASK.epochs}.pt")["states"]["average"]
+    for name, weight in zip(dict(network(DROPOUT).named_parameters()), weights, strict=True):
+        torch.testing.assert_close(kept[name], weight)
+    x, _ = patterns(20, 3)
+    assert not torch.allclose(found.rows["MC dropout"](x), found.rows["MC dropout, averaged"](x), atol=1e-3)
+
+
+def test_an_ensemble_is_the_mean_of_two_different_models(tmp_path: Path) -> None:
+    found = trained("single", tmp_path / "a")
+    x, _ = patterns(20, 3)
+    one, both = found.rows["single, all images"](x), found.rows["ensemble of 2"](x)
+    assert not torch.allclose(one, both)
+    assert (2 * both - one).min() > -1e-6  # the second's own probabilities
+    assert found.epochs["ensemble of 2"] == 2
