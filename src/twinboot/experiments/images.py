@@ -16,7 +16,7 @@ from .images_config import PRESETS, Config
 from .images_cost import ratios
 from .images_figure import draw
 from .images_rows import BASE, COLUMNS, HIGHER, OURS, SIGNED, ahead, difference, time_of_each
-from .images_run import chosen, parts, timed
+from .images_run import SPARE, chosen, parts, timed
 from .images_verdicts import verdicts
 from .intervals import interval, with_error
 from .recipes import TWINS, Recipe
@@ -34,7 +34,8 @@ CAPTION = (
     "and calibration error on the test images, of each row of the table but for those of the last epoch alone, a dot "
     'for each seed and a bar for their mean. Rows that end in "mean" predict with one model, without draws of its '
     'weights. Twins "with repeated samples", in the table "with draws", read a sample as often as the bootstrap drew '
-    "it; the others read it once, with a weight."
+    "it; the others read it once, with a weight. With --spare other images of the training files take the place of the "
+    "test images."
 )
 QUICK = Config(methods=("hold-out", "single", "dropout", "twins"), epochs=8, seeds=1)
 
@@ -55,6 +56,8 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
     if config.methods is None and (missing := set(PRESETS[config.preset].methods) - set(rows["method"])):
         spread += f"; {', '.join(sorted(missing))} was not run"
     judged = f", the first {config.test} test images" if config.test else ""
+    if config.spare:
+        judged = f", {config.test or SPARE} other images of the training files"
     title = f"{config.preset}, {epochs} epoch{'s' * (epochs > 1)}, {config.samples} draws{judged}: {spread}"
     ratio, wide = ratios(tables["turns"]), rows.pivot(index="seed", columns="row")
     times, told = time_of_each(rows, ratio), []
@@ -70,7 +73,7 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
     seconds = tables["turns"].groupby("kind")["seconds"].median()
     return {
         title: pd.DataFrame(told).fillna(""),
-        **_tried(wide),
+        **(_tried(wide) if config.spare else {}),
         f"Time of an epoch of {timed(config)} images, in turns: median (least to most)": pd.DataFrame(
             {
                 "kind": ratio.index,
@@ -94,21 +97,18 @@ def _steps(config: Config, kind: str) -> int:
 
 
 def _tried(wide: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """What was changed about twins, and what it did to the loss by which such choices are made: never that of tests."""
-    unseen, base = wide.get("unseen", pd.DataFrame()), f"{OURS}, calibrated"
-    told, most = [], 0
-    for name in [name for name, _ in TWINS.values() if name != OURS and {f"{name}, calibrated", base} <= set(unseen)]:
-        apart = (unseen[f"{name}, calibrated"] - unseen[base]).dropna()
+    """What was changed about twins, and what it did to the loss of images that nothing was trained on and no test."""
+    told, nll = [], wide["nll"]
+    for name in [name for name, _ in TWINS.values() if name != OURS and {name, OURS} <= set(nll)]:
+        apart = (nll[name] - nll[OURS]).dropna()
         mean, half = interval(apart)
         answer = "worse" if mean > 0 else "better"
         if len(apart) > 1 and not abs(mean) > half:
             answer = "no clear difference"
-        if len(apart):
-            told.append({"": name, "NLL, unseen": with_error(mean, half, SIGNED), "seeds": len(apart), BESIDE: answer})
-        most = max(most, len(apart))
-    if most < 2:
+        told.append({"": name, "NLL": with_error(mean, half, SIGNED), "seeds": len(apart), BESIDE: answer})
+    if not told:
         return {}
-    title = "What was tried: calibrated, on unseen images, less that of Twin-Boot on the same seeds; 95 % interval"
+    title = "What was tried: NLL of these images, less that of Twin-Boot on the same seeds; 95 % interval"
     return {title: pd.DataFrame(told)}
 
 

@@ -50,8 +50,8 @@ class Config:
     """Directory with the official files of CIFAR-10, and of Fashion-MNIST for what is no CIFAR-10 image."""
     methods: tuple[str, ...] | None = None
     """Of hold-out, single, dropout, dropout-seen (on what twins see), ivon, twins, twins-draws, twins-all (none of the
-    images left unseen), twins-split (which divide the images), twins-units, twins-centered, twins-mean, twins-rare,
-    twins-loud, twins-decay, twins-dropout, twins-dropout-more, twins-units-dropout and twins-large.
+    images left unseen), twins-split (which divide them all), twins-halves (which divide what they see), twins-units,
+    twins-centered, twins-mean, twins-rare, twins-loud, twins-decay and twins-dropout.
     By default the preset's: digits has hold-out, single, dropout and twins."""
     screened: tuple[str, ...] = ()
     """Other methods that run with the first seed alone, to see which are worth all of them."""
@@ -68,6 +68,9 @@ class Config:
     test: int | None = None
     """Judge by the first so many test images, and at most as many others of each kind, to save time; by default by
     all."""
+    spare: bool = False
+    """Judge by 5,000 other images of the training files, which nothing is trained on, instead of by test images: for
+    what is to be chosen, such as a default."""
     augment: bool = False
     """Shift and mirror the training images at random. Not stated; without it the differences are larger."""
     device: str | None = None
@@ -90,5 +93,7 @@ class Config:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value}.")
+        if self.spare and PRESETS[self.preset].images is None:
+            raise ValueError(f"spare images need a preset that leaves some, such as cifar10-5k, not {self.preset}.")
         if not self.rate > 0:
             raise ValueError(f"rate must be above 0, not {self.rate}.")

@@ -33,6 +33,7 @@ from .rivals import longer, require_ivon
 from .task import Task, Trained
 
 STRANGE = 2000  # images of another kind
+SPARE = 5000  # other images of the training files
 GAP = 2000  # training images whose accuracy is compared with that of test images
 
 
@@ -88,14 +89,16 @@ def _require(config: Config) -> None:
             f"{sources.wanted(preset.dataset)}, from {sources.PAGES[preset.dataset]}."
         )
     try:
-        there = len(_images(preset.dataset, config.data).test_y)
+        data = _images(preset.dataset, config.data)
         usable(config.device or "cpu")
     except ValueError as error:
         raise UnavailableError(str(error)) from None
     if preset.dataset == "cifar10":
         _tell_of_clothes(config.data)
+    there = len(data.train_y) - (preset.images or 0) if config.spare else len(data.test_y)
     if config.test and config.test > there:
-        raise UnavailableError(f"there are {there} test images, so that test can't be {config.test}.")
+        kind = "spare" if config.spare else "test"
+        raise UnavailableError(f"there are {there} {kind} images, so that test can't be {config.test}.")
     if "ivon" in (*(config.methods or ()), *config.screened):
         require_ivon()
 
@@ -110,8 +113,8 @@ def _run(config: Config, method: str, number: int, tick: Tick, scratch: Path) ->
     with _peak_memory(config.device) as peak:
         trained = METHODS[method](task, scratch, tick)
     cost = {"epoch_seconds": trained.curve["seconds"].median(), "memory": peak[0]}
-    data = _images(PRESETS[config.preset].dataset, config.data)
-    test = standardised(data.test_x[: config.test], moments), data.test_y[: config.test]
+    x, y = _judges(config, number)
+    test = standardised(x, moments), y
     shown = trained.trained_on[: min(GAP, config.test or GAP)]
     rows, bins = _judged(trained, task, test, shown, _strange(config, moments), config.test)
     tables = {"rows": rows, "bins": bins, "curves": trained.curve, "costs": pd.DataFrame([cost])}
@@ -129,15 +132,34 @@ def _cost(config: Config, tick: Tick) -> dict[str, pd.DataFrame]:
 def _task(config: Config, number: int) -> tuple[Task, Moments]:
     """What is to be learned with the seed of a number, and the moments of its images: of all that are there for
     training, with those that a method holds out or leaves unseen, for all methods alike."""
-    seed = config.seed * 1_000_000 + number
-    data = _images(PRESETS[config.preset].dataset, config.data)
-    drawn = torch.randperm(len(data.train_y), generator=torch.Generator().manual_seed(seeds.derive(seed, "images")))
-    index = drawn[: PRESETS[config.preset].images]
+    seed, data = _seed(config, number), _images(PRESETS[config.preset].dataset, config.data)
+    index = _order(config, number)[: PRESETS[config.preset].images]
     moments = datasets.moments_of(data.train_x[index])
     x, y = standardised(data.train_x[index], moments), data.train_y[index]
     network = partial(_network, config, data, seed=seed)
     epochs = chosen(config)[1]
     return Task(x, y, network, epochs, config.batch, config.rate, config.samples, seed), moments
+
+
+def _seed(config: Config, number: int) -> int:
+    return config.seed * 1_000_000 + number
+
+
+def _order(config: Config, number: int) -> Tensor:
+    """Of the images of the training files: the first are trained on."""
+    there = len(_images(PRESETS[config.preset].dataset, config.data).train_y)
+    order = torch.Generator().manual_seed(seeds.derive(_seed(config, number), "images"))
+    return torch.randperm(there, generator=order)
+
+
+def _judges(config: Config, number: int) -> tuple[Tensor, Tensor]:
+    """The images, and their labels, that a method of this number is judged by."""
+    preset, at_most = PRESETS[config.preset], config.test
+    data = _images(preset.dataset, config.data)
+    if not config.spare:
+        return data.test_x[:at_most], data.test_y[:at_most]
+    index = _order(config, number)[preset.images :][: at_most or SPARE]
+    return data.train_x[index], data.train_y[index]
 
 
 def _judged(

@@ -33,7 +33,7 @@ DEARER = 1.1  # times the time of twins is as much, for times vary by a tenth fr
 
 
 def verdicts(config: Config, tables: Tables) -> list[Verdict]:
-    if config.test:  # a part of the test images is for a look, and decides nothing
+    if config.test or config.spare:  # other images than those of the test are for a look, and decide nothing
         return []
     rows, number = tables["rows"], chosen(config)[2]
     if config.preset == "digits":  # the paper's claims are about CIFAR-10

@@ -42,6 +42,7 @@ TWINS = {
     "twins-draws": ("Twin-Boot with draws", Recipe(resample="draws")),
     "twins-all": ("Twin-Boot on all images", Recipe(cover=True)),
     "twins-split": ("Twin-Boot on divided images", Recipe(kind="split", cover=True, longer=LONGER)),
+    "twins-halves": ("Twin-Boot on halves", Recipe(kind="split")),
     "twins-units": ("Twin-Boot with a sigma for each unit", Recipe(groups="unit")),
     "twins-centered": ("Twin-Boot with the centered reset", Recipe(mode="centered")),
     "twins-mean": ("Twin-Boot with the mean reset", Recipe(mode="mean")),
@@ -49,7 +50,4 @@ TWINS = {
     "twins-loud": ("Twin-Boot with twice the noise", Recipe(noise=2.0)),
     "twins-decay": ("Twin-Boot with decay of the rate, centered reset", Recipe(mode="centered", decay=True)),
     "twins-dropout": ("Twin-Boot with dropout", Recipe(dropout=DROPOUT / 2)),
-    "twins-dropout-more": ("Twin-Boot with twice that dropout", Recipe(dropout=DROPOUT)),
-    "twins-units-dropout": ("Twin-Boot with units and dropout", Recipe(groups="unit", dropout=DROPOUT / 2)),
-    "twins-large": ("Twin-Boot with more draws to a batch", Recipe(batch=1 / (1 - 1 / math.e))),
 }
