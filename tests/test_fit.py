@@ -223,6 +223,45 @@ def test_noise_in_training_is_so_many_times_sigma(monkeypatch: pytest.MonkeyPatc
         assert set(scales) == {noise}
 
 
+def test_a_reset_after_each_epoch_and_after_as_many_steps_are_the_same_bits() -> None:
+    options: dict[str, Any] = {"epochs": 4, "batch_size": 16, "resample": "draws", **QUIET}
+    by_epoch = fit(mlp(), blobs(), **options)
+    by_step = fit(mlp(), blobs(), reset=resets.steps(resets.every(240 // 16)), **options)
+    assert_same_bits(by_step.estimate.state_dict(), by_epoch.estimate.state_dict())
+    assert without_time(by_step) == without_time(by_epoch)
+
+
+def test_resets_within_epochs_come_after_the_steps_that_the_schedule_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, due, modes = [0], [], []
+    update, reset = Twins.update, Twins.reset
+
+    def counting(self: Twins) -> None:
+        steps[0] += 1
+        update(self)
+
+    def noted(self: Twins, mode: resets.Mode = "sample") -> None:
+        due.append(steps[0])
+        modes.append(mode)
+        reset(self, mode)
+
+    monkeypatch.setattr(Twins, "update", counting)
+    monkeypatch.setattr(Twins, "reset", noted)
+    schedule = resets.steps(resets.growing(4, 1.5, most=10))
+    fit(mlp(), blobs(), epochs=3, batch_size=16, resample="draws", reset=schedule, mode="centered", **QUIET)
+    assert steps[0] == 45
+    assert due == [4, 10, 19, 29, 39]
+    assert set(modes) == {"centered"}
+
+
+def test_a_run_with_resets_within_epochs_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    def run(epochs: int, **options: Any) -> Fit:
+        schedule = resets.steps(resets.growing(5, 1.2))
+        return fit(mlp(), blobs(), epochs=epochs, batch_size=16, reset=schedule, **QUIET, **options)
+
+    run(2, checkpoint=tmp_path)
+    assert_same_bits(run(4, checkpoint=tmp_path).estimate.state_dict(), run(4).estimate.state_dict())
+
+
 def test_counts_and_draws_both_find_a_line_without_noise() -> None:
     x = torch.randn(300, 3, generator=seeded(2))
     data = TensorDataset(x, x @ torch.tensor([1.0, -2.0, 0.5]))

@@ -37,7 +37,35 @@ def test_growing_with_factor_one_is_every() -> None:
     assert due(resets.growing(7, 1.0), 50) == due(resets.every(7), 50)
 
 
-@pytest.mark.parametrize("schedule", [resets.every(5), resets.at(1), resets.growing(), resets.never()])
+@given(st.integers(1, 60), st.floats(1.001, 4, allow_nan=False), st.integers(0, 100))
+def test_growing_intervals_end_at_the_longest(first: int, factor: float, more: int) -> None:
+    counts = due(resets.growing(first, factor, most=first + more), 400)
+    intervals = [b - a for a, b in zip([0, *counts], counts, strict=False)]
+    for k, interval in enumerate(intervals):
+        assert interval == pytest.approx(min(first * factor ** min(k, 500), first + more), abs=1)
+
+
+def test_steps_are_due_as_their_schedule_is_and_epochs_then_never() -> None:
+    own = resets.steps(resets.every(3))
+    by_step, by_epoch = resets.steps_and_epochs(own)
+    assert due(by_step, 9) == [3, 6, 9]
+    assert due(by_epoch, 9) == []
+    by_step, by_epoch = resets.steps_and_epochs(resets.every(3))
+    assert due(by_step, 9) == []
+    assert due(by_epoch, 9) == [3, 6, 9]
+
+
+def test_where_epochs_are_counted_a_schedule_of_steps_is_refused() -> None:
+    own = resets.every(2)
+    assert resets.by_epoch(own, "TwinModule") is own
+    assert resets.by_epoch(None, "TwinModule") == resets.every(1)
+    with pytest.raises(TypeError, match=r"^TwinModule resets the twins after epochs: give a schedule of those"):
+        resets.by_epoch(resets.steps(own), "TwinModule")
+
+
+@pytest.mark.parametrize(
+    "schedule", [resets.every(5), resets.at(1), resets.growing(), resets.never(), resets.steps(resets.every(5))]
+)
 def test_counts_from_zero_are_refused(schedule: resets.Schedule) -> None:
     with pytest.raises(ValueError, match=r"start at 1, not 0: ask due\(epoch \+ 1\)"):
         schedule(0)
@@ -59,6 +87,11 @@ def test_what_is_no_schedule_is_refused_in_a_sentence(reset: Any) -> None:
         resets.checked(reset, resets.every(1))
 
 
+def test_steps_of_no_schedule_are_refused() -> None:
+    with pytest.raises(TypeError, match="reset must be a schedule"):
+        resets.steps(10)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
@@ -68,6 +101,8 @@ def test_what_is_no_schedule_is_refused_in_a_sentence(reset: Any) -> None:
         (lambda: resets.at(3, -1), r"at\(\) needs each count to be a whole number of at least 1, not -1"),
         (lambda: resets.growing(0), r"growing\(\) needs first to be a whole number"),
         (lambda: resets.growing(5, 0.5), r"growing\(\) needs a finite factor of at least 1, not 0.5"),
+        (lambda: resets.growing(5, most=4), r"growing\(\) needs most to be at least first, 5, not 4"),
+        (lambda: resets.growing(5, most=7.5), r"growing\(\) needs most to be a whole number"),  # type: ignore[arg-type]
         (lambda: resets.growing(5, float("nan")), r"finite factor of at least 1, not nan"),
     ],
 )

@@ -106,7 +106,8 @@ def fit(
         batch_size: draws of each twin in a step, in each process. With counts a batch has the distinct ones of so many,
             about 63 %, so that an epoch has as many steps as with draws; twins that divide the samples divide it, too.
         groups: which weights share one sigma, as in `Twins`.
-        reset: after which epochs the twins are reset; by default after each, as in the paper.
+        reset: after which epochs the twins are reset; by default after each, as in the paper. Or after which steps,
+            counted over all epochs: `resets.steps(resets.growing(10, 1.1, most=80))`.
         mode: how: `"sample"` as in the paper, `"mean"` or `"centered"`.
         noise: times sigma, that of the twins, is the noise on the weights in training; 1 in the paper.
         resample: `"counts"` or `"draws"`, as in `PairedLoader`: the same objective, the first with less work.
@@ -149,7 +150,7 @@ def fit(
         raise TypeError(f"amp must be a dtype, torch.bfloat16 or torch.float16, not {amp!r}.")
     if scheduler is not None and not callable(scheduler):
         raise TypeError("scheduler must be a function that makes one, such as lambda optimizer: StepLR(optimizer, 10).")
-    due = resets.checked(reset, resets.every(1))
+    by_step, by_epoch = resets.steps_and_epochs(resets.checked(reset, resets.every(1)))
     run = Training(
         model,
         dataset,
@@ -204,11 +205,11 @@ def fit(
             if patience is not None and epoch - 1 - best.epoch >= patience:
                 break
             began = time.perf_counter()
-            train = run.epoch(epoch, stepper, scaler)
+            train = run.epoch(epoch, stepper, scaler, by_step, mode)
             estimate = best.look(epoch, train, float(stepper.param_groups[0]["lr"]), began)
             if callback:
                 callback(epoch, estimate, run.twins)
-            if due(epoch):
+            if by_epoch(epoch):
                 run.twins.reset(mode)
             if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
                 schedule.step(best.history["unseen"][-1])

@@ -11,6 +11,7 @@ A schedule keeps no state, so a run that is resumed asks it the same questions a
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
@@ -73,34 +74,71 @@ class at:
 
 @dataclass(frozen=True)
 class growing:
-    """Resets that grow rarer: the first at `first`, each interval `factor` times the one before.
+    """Resets that grow rarer: the first at `first`, each interval `factor` times the one before, up to `most`.
 
     Frequent while the twins could still drift into different basins, rare once they share one (section 3.5).
 
     >>> due = growing(first=50, factor=1.5)
     >>> [t for t in range(1, 1000) if due(t)]
     [50, 125, 238, 406, 659]
+    >>> due = growing(first=50, factor=1.5, most=100)
+    >>> [t for t in range(1, 500) if due(t)]
+    [50, 125, 225, 325, 425]
     """
 
     first: int = 50
     factor: float = 1.5
+    most: int | None = None
 
     def __post_init__(self) -> None:
         _positive("growing", "first", self.first)
         if not 1 <= self.factor < float("inf"):
             raise ValueError(f"growing() needs a finite factor of at least 1, not {self.factor!r}.")
+        if self.most is not None:
+            _positive("growing", "most", self.most)
+            if self.most < self.first:
+                raise ValueError(f"growing() needs most to be at least first, {self.first}, not {self.most}.")
 
     def __call__(self, count: int) -> bool:
-        # The n-th reset comes after first * (1 + factor + ... + factor^(n-1)) counts, rounded: increasing in n.
+        # The n-th reset comes after the sum of n intervals, rounded: increasing in n.
         due = bisect_left(range(1, _counted(count) + 1), count, key=self._nth)
         return due < count and self._nth(due + 1) == count
 
     def _nth(self, n: int) -> int:
-        try:
-            total = n if self.factor == 1 else (self.factor**n - 1) / (self.factor - 1)
+        growing = min(n, self._until_most)
+        try:  # first * (1 + factor + ... + factor^(growing - 1))
+            total = growing if self.factor == 1 else (self.factor**growing - 1) / (self.factor - 1)
         except OverflowError:  # so far ahead that no run gets there
             return 2**62
-        return int(min(self.first * total + 0.5, 2.0**62))
+        return int(min(self.first * total + (n - growing) * (self.most or 0) + 0.5, 2.0**62))
+
+    @property
+    def _until_most(self) -> float:
+        """How many intervals are shorter than the longest."""
+        if self.most is None or self.factor == 1:
+            return math.inf
+        return max(0, math.ceil(math.log(self.most / self.first) / math.log(self.factor)))
+
+
+@dataclass(frozen=True)
+class steps:
+    """A schedule that counts steps where `fit` would count epochs: for resets within an epoch.
+
+    The first epochs take the twins far apart, and what lies between them predicts little. With more resets at the
+    beginning both learn faster: `steps(growing(first=10, factor=1.1, most=80))`.
+
+    >>> due = steps(every(10))
+    >>> [t for t in range(1, 40) if due(t)]
+    [10, 20, 30]
+    """
+
+    schedule: Schedule
+
+    def __post_init__(self) -> None:
+        checked(self.schedule, self.schedule)
+
+    def __call__(self, count: int) -> bool:
+        return self.schedule(count)
 
 
 @dataclass(frozen=True)
@@ -112,12 +150,24 @@ class never:
 
 
 def checked(reset: Schedule | None, usual: Schedule) -> Schedule:
-    """The schedule that was given, or else the usual one."""
+    """The schedule that was given, or else the usual one, which counts epochs or steps, as its caller does."""
     if reset is None:
         return usual
     if not callable(reset) or isinstance(reset, type):
         raise TypeError(f"reset must be a schedule such as twinboot.resets.every(1), not {reset!r}.")
     return reset
+
+
+def steps_and_epochs(due: Schedule) -> tuple[Schedule, Schedule]:
+    """A schedule as two: of what it says of steps, and of epochs; one of them is never due."""
+    return (due, never()) if isinstance(due, steps) else (never(), due)
+
+
+def by_epoch(reset: Schedule | None, where: str) -> Schedule:
+    """The schedule that was given, or after each epoch; one that counts steps is refused."""
+    if isinstance(reset, steps):
+        raise TypeError(f"{where} resets the twins after epochs: give a schedule of those, such as resets.every(1).")
+    return checked(reset, every(1))
 
 
 def _positive(schedule: str, argument: str, value: int) -> None:

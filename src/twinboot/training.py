@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from . import losses, ranks
+from . import losses, ranks, resets
 from .batchnorm import layers
 from .bootstrap import Bootstrap
 from .devices import moved, usable
@@ -19,6 +19,7 @@ from .judging import ENOUGH, Judge
 from .loader import PairedLoader, Resample
 from .prediction import Task
 from .randomness import alone, own_randomness
+from .resets import Mode, Schedule
 from .twins import Twins
 
 NOT_FINITE = (
@@ -68,11 +69,22 @@ class Training:
                 "last epoch unjudged, give a Bootstrap with cover=True."
             )
 
-    def epoch(self, epoch: int, stepper: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> float:
-        """One pass over the twins' samples; gives the mean loss of the noisy twins."""
+    def epoch(
+        self,
+        epoch: int,
+        stepper: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler,
+        due: Schedule = resets.never(),  # noqa: B008
+        mode: Mode = "sample",
+    ) -> float:
+        """One pass over the twins' samples; gives the mean loss of the noisy twins. `due` counts steps; a reset waits
+        for the next one, so that what is judged after an epoch is the mean that was trained."""
         self.twins.train()
         total, number = torch.zeros((), device=self.device), 0
+        before = (epoch - 1) * len(self.loader)
         for step, pair in enumerate(self.loader, start=1):
+            if before + step > 1 and due(before + step - 1):
+                self.twins.reset(mode)
             stepper.zero_grad()
             with own_randomness(self.device, self.seed, epoch, step, *ranks.own()), self.twins.sampled(self.noise):
                 for twin, batch in zip(self.runners, pair, strict=True):

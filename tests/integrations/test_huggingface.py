@@ -389,6 +389,8 @@ def test_mistakes_get_one_sentence(tmp_path: Path) -> None:
         TwinTrainer(bert(), args, train_dataset=data, optimizers=(optimizer, None))
     with pytest.raises(TypeError, match="reset must be a schedule"):
         TwinTrainer(bert(), args, train_dataset=data, reset=1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^TwinTrainer resets the twins after epochs"):
+        TwinTrainer(bert(), args, train_dataset=data, reset=resets.steps(resets.every(1)))
     with pytest.raises(ValueError, match="unknown reset mode"):
         TwinTrainer(bert(), args, train_dataset=data, mode="none")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="group_by_length"):

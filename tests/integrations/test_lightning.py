@@ -716,6 +716,8 @@ def test_mistakes_get_one_sentence(tmp_path: Path) -> None:
         TwinModule(Net(), DATA, mode="none")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^reset must be a schedule such as twinboot.resets.every\(1\), not 1"):
         TwinModule(Net(), DATA, reset=1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^TwinModule resets the twins after epochs"):
+        TwinModule(Net(), DATA, reset=resets.steps(resets.every(1)))
     with pytest.raises(TypeError, match=r"^'more.weight' was made in setup\(\)"):
         fitted(Late())
     with pytest.raises(TypeError, match=r"which LBFGS is not made for"):

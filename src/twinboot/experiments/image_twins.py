@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
-from .. import resets
 from ..atomic import replacing
 from ..estimate import Estimate
 from ..fit import Fit, fit
@@ -64,7 +63,7 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
         epochs=epochs,
         batch_size=round(recipe.batch * task.batch),
         groups=recipe.groups,
-        reset=resets.every(recipe.reset),
+        reset=recipe.schedule(math.ceil(len(task.y) / task.batch)),
         mode=recipe.mode,
         noise=recipe.noise,
         resample=recipe.resample,

@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 from ..averaging import POWER, Average
 from ..fit import Best
 from ..optimizers import adam
+from ..resets import steps_and_epochs
 from ..training import Training
 from .experiment import Tick
 from .recipes import DROPOUT, TWINS
@@ -80,11 +81,12 @@ def _epoch(kind: str, task: Task) -> Callable[[int], float]:
     stepper = adam(training.twins.parameters(), task.rate)
     scaler = torch.amp.GradScaler(training.device.type, enabled=False)
     best = Best(training, Average(POWER))
+    by_step, by_epoch = steps_and_epochs(recipe.schedule(len(training.loader)))
 
     def together(epoch: int) -> float:
         began = time.perf_counter()
-        best.look(epoch, training.epoch(epoch, stepper, scaler), task.rate, began)
-        if epoch % recipe.reset == 0:
+        best.look(epoch, training.epoch(epoch, stepper, scaler, by_step, recipe.mode), task.rate, began)
+        if by_epoch(epoch):
             training.twins.reset(recipe.mode)
         return time.perf_counter() - began
 

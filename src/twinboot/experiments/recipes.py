@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from .. import resets
 from ..bootstrap import Bootstrap, Kind
 from ..loader import Resample
-from ..resets import Mode
+from ..resets import Mode, Schedule
 
 DROPOUT = 0.2  # after each pooling, of the single model that has it
 LONGER = 1.125  # times the epochs: twins that divide the images then take about 1.4 times as long as a single model
@@ -22,6 +23,7 @@ class Recipe:
     decay: bool = False  # of the learning rate, along a cosine
     noise: float = 1.0
     reset: int = 1  # every so many epochs
+    early: bool = False  # more resets at first: ten steps apart, each interval a tenth longer, up to an epoch
     groups: str = "layer"
     dropout: float = 0.0
     kind: Kind = "multinomial"  # of bootstrap
@@ -31,6 +33,12 @@ class Recipe:
 
     def bootstrap(self, n: int, seed: int) -> Bootstrap:
         return Bootstrap(n, seed=seed, kind=self.kind, cover=self.cover)
+
+    def schedule(self, steps: int) -> Schedule:
+        """When to reset twins whose epochs have so many steps."""
+        if self.early:
+            return resets.steps(resets.growing(10, 1.1, most=max(10, steps)))
+        return resets.every(self.reset)
 
     def epochs(self, of_single: int) -> int:
         return math.ceil(self.longer * of_single)
@@ -43,6 +51,8 @@ TWINS = {
     "twins-all": ("Twin-Boot on all images", Recipe(cover=True)),
     "twins-split": ("Twin-Boot on divided images", Recipe(kind="split", cover=True, longer=LONGER)),
     "twins-halves": ("Twin-Boot on halves", Recipe(kind="split")),
+    "twins-early": ("Twin-Boot with early resets", Recipe(early=True)),
+    "twins-halves-early": ("Twin-Boot on halves with early resets", Recipe(kind="split", early=True)),
     "twins-units": ("Twin-Boot with a sigma for each unit", Recipe(groups="unit")),
     "twins-centered": ("Twin-Boot with the centered reset", Recipe(mode="centered")),
     "twins-mean": ("Twin-Boot with the mean reset", Recipe(mode="mean")),

@@ -119,7 +119,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
             if eval_dataset is None and len(bootstrap.unseen):
                 eval_dataset = Subset(train_dataset, bootstrap.unseen.tolist())
         self.groups, self.mode, self.bootstrap = groups, mode, bootstrap
-        self.due = resets.checked(reset, resets.every(1))
+        self.due = resets.by_epoch(reset, "TwinTrainer")
         self._pair: Pair | None = None
         self._paired: PairedLoader  # made for each training
         self._partition: Partition | None = None  # sigma of what `model` holds; None before any training

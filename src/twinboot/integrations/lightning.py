@@ -124,7 +124,7 @@ class TwinModule(Mean):
         bootstrap = bootstrap or Bootstrap(len(dataset), seed=seed)  # type: ignore[arg-type]
         judge = Judge(dataset, bootstrap, batch_size, seed, options or {})
         super().__init__(own, Twins(own, bootstrap.replicas, groups, seed), loss, judge)
-        self.bootstrap, self.seed, self.mode, self.due = bootstrap, seed, mode, resets.checked(reset, resets.every(1))
+        self.bootstrap, self.seed, self.mode, self.due = bootstrap, seed, mode, resets.by_epoch(reset, "TwinModule")
         self._made = partial(Pairs, dataset, bootstrap, batch_size, resample, seed=seed, **(options or {}))
         self.pairs = self._made()
         self._place: dict[str, Any] | None = None  # in the epochs, from a checkpoint
