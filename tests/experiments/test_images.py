@@ -182,46 +182,49 @@ def test_curves_mark_the_epochs_with_the_lowest_loss_of_images_that_are_not_trai
     assert (list(twins.get_xdata()), list(twins.get_ydata())) == ([2], [0.75])
 
 
+TRIED = dataclasses.replace(SMALL, preset="cifar10-5k", spare=True)
+
+
+def tried(config: Config, tables: dict[str, pd.DataFrame]) -> list[pd.DataFrame]:
+    return [table for title, table in images.numbers(config, tables).items() if title.startswith("What was tried")]
+
+
 @pytest.mark.parametrize(
     ("apart", "answer"),
     [((0.1, 0.1), "worse"), ((-0.1, -0.1), "better"), ((0.1, -0.1), "no clear difference")],
 )
-def test_what_was_tried_is_judged_by_images_that_no_twin_saw(apart: tuple[float, float], answer: str) -> None:
+def test_what_was_tried_is_compared_with_twin_boot_on_the_same_seeds(apart: tuple[float, float], answer: str) -> None:
     rows = small().tables["rows"]
-    assert rows["unseen"].notna().all()  # each method of this run has such images
-    base = rows[rows["row"] == f"{OURS}, calibrated"].sort_values("seed")["unseen"].to_numpy()
-    tables = with_values(f"{DRAWS}, calibrated", unseen=tuple(base + apart), nll=99.0)
-    [table] = [t for title, t in images.numbers(SMALL, tables).items() if title.startswith("What was tried")]
+    base = rows[rows["row"] == OURS].sort_values("seed")["nll"].to_numpy()
+    [table] = tried(TRIED, with_values(DRAWS, nll=tuple(base + apart)))
     assert table["than Twin-Boot"].tolist() == [answer]
     assert table[""].tolist() == [DRAWS]
-    assert table["NLL, unseen"].item().startswith(f"{sum(apart) / 2:+.3f} ± ")
+    assert table["NLL"].item().startswith(f"{sum(apart) / 2:+.3f} ± ")
 
 
-def test_a_table_of_what_was_tried_needs_something_to_compare() -> None:
+def test_what_was_tried_is_told_where_no_test_image_judged_it_and_there_is_something_to_compare() -> None:
     tables = small().tables
     without = {**tables, "rows": tables["rows"][~tables["rows"]["row"].str.startswith(DRAWS)]}
-    unknown = with_values(f"{OURS}, calibrated", unseen=(1.0, math.nan))
-    older = {**tables, "rows": tables["rows"].drop(columns="unseen")}
-    one = {**tables, "rows": tables["rows"][tables["rows"]["seed"] == 0]}
-    for own in (without, unknown, older, one):
-        assert not any(title.startswith("What was tried") for title in images.numbers(SMALL, own))
+    assert tried(TRIED, tables)
+    assert not tried(SMALL, tables)
+    assert not tried(TRIED, without)
 
 
 def test_what_is_screened_runs_with_the_first_seed_and_is_told_of_as_such() -> None:
-    config = dataclasses.replace(SMALL, screened=("twins-units",))
-    names = [part.name for part in parts(config)]
+    config = dataclasses.replace(TRIED, screened=("twins-units",))
+    names = [part.name for part in parts(dataclasses.replace(SMALL, screened=("twins-units",)))]
     assert [name for name in names if "units" in name] == ["seed 0 twins-units"]
     assert len(names) == len(parts(SMALL)) + 1
     rows, name = small().tables["rows"], TWINS["twins-units"][0]
     first = rows[(rows["seed"] == 0) & (rows["method"] == "twins")]
-    other = first.assign(row=first["row"].str.replace(OURS, name), method="twins-units", unseen=first["unseen"] + 0.1)
+    other = first.assign(row=first["row"].str.replace(OURS, name), method="twins-units", nll=first["nll"] + 0.1)
     turns = small().tables["turns"]
     times = pd.concat([turns, turns[turns["kind"] == "twins"].assign(kind="twins-units")])
     tables = {**small().tables, "rows": pd.concat([rows, other]), "turns": times}
-    [table] = [t for title, t in images.numbers(config, tables).items() if title.startswith("What was tried")]
+    [table] = tried(config, tables)
     line = table.set_index("").loc[name]
     assert line["seeds"] == 1
-    assert line["NLL, unseen"] == "+0.100"
+    assert line["NLL"] == "+0.100"
     assert line["than Twin-Boot"] == "worse"
     assert table.set_index("").loc[DRAWS, "seeds"] == 2
 
@@ -330,6 +333,7 @@ def test_the_help_of_the_methods_names_all_of_them() -> None:
         ({"samples": 1}, "samples must be at least 2"),
         ({"test": 10}, "test must be at least 100"),
         ({"rate": 0.0}, "rate must be above 0"),
+        ({"spare": True}, "spare images need a preset that leaves some, such as cifar10-5k, not digits"),
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused(change: dict[str, Any], said: str) -> None:
@@ -356,6 +360,28 @@ def test_fewer_test_images_are_judged_and_named(tmp_path: Path) -> None:
     right = run.tables["rows"]["accuracy"] * 110
     assert right.to_list() == pytest.approx(right.round().to_list(), abs=1e-4)
     assert "the first 110 test images" in next(iter(images.numbers(config, run.tables)))
+
+
+def test_spare_images_are_of_the_training_files_and_nothing_trains_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(6200, 3, 1, 1, dtype=torch.uint8)
+    x[:, :2, 0, 0] = torch.stack([torch.arange(6200) // 256, torch.arange(6200) % 256], 1).to(torch.uint8)
+    data = datasets.Images(x, torch.arange(6200) % 10, x[:100], torch.zeros(100, dtype=torch.int64), 10, "cifar10")
+    monkeypatch.setattr(images_run, "_images", lambda name, directory: data)
+    for number in (0, 1):
+        config = Config(preset="cifar10-5k", spare=True, data="somewhere")
+        task, moments = images_run._task(config, number)
+        judges, labels = images_run._judges(config, number)
+        both = [
+            {tuple(row) for row in part.flatten(1).tolist()}
+            for part in (task.x, datasets.standardised(judges, moments))
+        ]
+        assert [len(part) for part in both] == [5000, 1200]
+        assert not both[0] & both[1]
+        assert labels.tolist() == [(int(a) * 256 + int(b)) % 10 for a, b in judges[:, :2, 0, 0]]
+        assert len(images_run._judges(dataclasses.replace(config, test=300), number)[1]) == 300
+    assert len(images_run._judges(dataclasses.replace(config, spare=False), 0)[1]) == 100
+    with pytest.raises(UnavailableError, match="there are 1200 spare images, so that test can't be 1300"):
+        images_run._require(dataclasses.replace(config, test=1300))
 
 
 def test_more_test_images_than_there_are_are_refused() -> None:

@@ -90,9 +90,9 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
 
 def _steps(config: Config, kind: str) -> int:
     """Of an epoch; twins have as many with counts as with draws, of which those of a bootstrap that covers all images
-    have more."""
+    have more. Twins that divide images have fewer of them where some are left unseen."""
     recipe = TWINS[kind][1] if kind in TWINS else Recipe()
-    more = UNSEEN / 2 if recipe.cover and recipe.kind != "split" else 0
+    more = {("multinomial", True): UNSEEN / 2, ("split", False): -UNSEEN}.get((recipe.kind, recipe.cover), 0.0)
     return math.ceil(timed(config) * (1 + more) / round(config.batch * recipe.batch))
 
 
