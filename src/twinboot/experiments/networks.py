@@ -23,7 +23,7 @@ from ..options import require_whole
 Normalisation = Literal["weight", "batch"]
 VGG16 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))  # Simonyan and Zisserman's column D
 SMALL = ((32,), (64,), (64,))
-DIRECTION = 0.05  # standard deviation of the values of v, as in Salimans and Kingma (2016, section 3)
+DIRECTION = 0.005  # size of the values of v for one input of a unit; it grows as the root of their number
 
 
 def vgg16(
@@ -149,12 +149,15 @@ def _chain(
 
 @torch.no_grad()
 def _normed(layer: nn.Module) -> None:
-    """Give the directions v of a weight-normed layer values of the size of `DIRECTION`: the weight stays as it is. An
-    Adam step changes each of them by the learning rate, so their size is what says how fast a weight turns. He's, which
-    shrinks with the number of inputs, has wide layers turn by a twentieth in each of the first steps at the paper's
-    rate: VGG-16 at full width then ends at chance."""
+    """Give the directions v of a weight-normed layer values of another size: the weight stays as it is.
+
+    An Adam step changes each of them by the learning rate, so their size says how fast a weight turns. What n inputs
+    that are not negative, as those after a ReLU, can do together then changes by sqrt(n) rate / size, times their
+    mean over their root mean square. With sizes that grow as sqrt(n) that is the same for narrow and wide layers: at
+    the paper's rate, 0.001, at most a fifth of a unit's output. With one size for all, or with He's, which shrinks,
+    VGG-16 at full width is thrown off by its first steps."""
     v = layer.get_parameter("parametrizations.weight.original1")
-    v.mul_(DIRECTION / v.square().mean().sqrt())
+    v.mul_(DIRECTION * v[0].numel() ** 0.5 / v.square().mean().sqrt())
 
 
 def _conv(before: int, size: int, bias: bool, stride: int = 1) -> nn.Module:
