@@ -2,6 +2,10 @@
 
 A temperature divides logits: above 1 it makes a model less sure of itself. The scale multiplies sigma where weights are
 drawn. Both are chosen by the negative log-likelihood of samples that no twin saw, so they know nothing of training.
+
+Where all of a few samples are predicted right, their likelihood grows as the temperature falls, without an end. So one
+imaginary sample is counted with them, which looks like any of them and has any label (Laplace's rule of succession).
+Among many samples it hardly counts.
 """
 
 from __future__ import annotations
@@ -23,26 +27,36 @@ def best(logits: Callable[[float], Tensor], labels: Tensor) -> tuple[float, floa
     for scale in SCALES:
         drawn = logits(scale)
         hot = temperature(drawn, labels)
-        found.append((nll(drawn, labels, hot), scale, hot))
-    loss, scale, hot = min(found)
+        found.append((cautious(drawn, labels, hot), scale, hot, nll(drawn, labels, hot)))
+    _, scale, hot, loss = min(found)
     return hot, scale, loss
 
 
 def nll(logits: Tensor, labels: Tensor, temperature: float) -> float:
     """The mean negative log-likelihood of labels under probabilities that are averaged over the draws."""
-    own = (logits / temperature).log_softmax(2).gather(2, labels.expand(len(logits), -1)[:, :, None]).squeeze(2)
-    return -(own.logsumexp(0) - math.log(len(logits))).cpu().double().mean().item()  # some devices have no float64
+    return -_averaged(logits, temperature).gather(1, labels.cpu()[:, None]).mean().item()
+
+
+def cautious(logits: Tensor, labels: Tensor, temperature: float) -> float:
+    """The same with one imaginary sample more: the mean of all samples, with each label as often as the others."""
+    logs = _averaged(logits, temperature)
+    return -((logs.gather(1, labels.cpu()[:, None]).sum() + logs.mean()) / (len(labels) + 1)).item()
+
+
+def _averaged(logits: Tensor, temperature: float) -> Tensor:
+    """Logarithms of probabilities that are averaged over the draws, in float64, which some devices do not have."""
+    return ((logits / temperature).log_softmax(2).logsumexp(0) - math.log(len(logits))).cpu().double()
 
 
 def temperature(logits: Tensor, labels: Tensor) -> float:
-    """That with the lowest `nll`: the minimum over a wide grid, then by golden section between its neighbours."""
+    """That with the lowest `cautious` loss: over a wide grid, then by golden section between its neighbours."""
     grid = torch.linspace(COLDEST, HOTTEST, 25).tolist()
-    losses = [nll(logits, labels, math.exp(t)) for t in grid]
+    losses = [cautious(logits, labels, math.exp(t)) for t in grid]
     lowest = losses.index(min(losses))
     low, high = grid[max(lowest - 1, 0)], grid[min(lowest + 1, len(grid) - 1)]
     for _ in range(20):  # to 10^-5 of the logarithm
         step = GOLDEN * (high - low)
-        if nll(logits, labels, math.exp(high - step)) < nll(logits, labels, math.exp(low + step)):
+        if cautious(logits, labels, math.exp(high - step)) < cautious(logits, labels, math.exp(low + step)):
             high = low + step
         else:
             low = high - step
