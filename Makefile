@@ -47,7 +47,7 @@ cifar10-all: .venv/ready
 # of the first line with five seeds, those of the others with the first seed alone. About an hour.
 tried: .venv/ready
 	$(BIN)/twinboot images --preset cifar10-5k --data $(DATA) --spare --methods twins twins-halves twins-halves-early \
-		--screened twins-early dropout-seen twins-centered twins-dropout twins-units twins-loud twins-mean twins-decay \
+		--screened twins-early dropout-seen twins-centered \
 		--jobs 2 --out out/tried
 	$(BIN)/twinboot report out/tried --page docs/tried.md --prefix tried- --title "Other ways to train twins" \
 		--about "What was tried to make Twin-Boot better on 5,000 images of CIFAR-10, and what did not help. All rows are \

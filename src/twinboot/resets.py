@@ -124,8 +124,8 @@ class growing:
 class steps:
     """A schedule that counts steps where `fit` would count epochs: for resets within an epoch.
 
-    The first epochs take the twins far apart, and what lies between them predicts little. With more resets at the
-    beginning both learn faster: `steps(growing(first=10, factor=1.1, most=80))`.
+    Section 3.5 has them frequent at first, before the twins drift apart, and rare later:
+    `steps(growing(first=10, factor=1.1, most=80))`.
 
     >>> due = steps(every(10))
     >>> [t for t in range(1, 40) if due(t)]

@@ -262,7 +262,7 @@ def test_one_seed_tells_of_no_lead() -> None:
 def test_the_time_of_a_step_is_told_by_as_many_steps_as_an_epoch_has(method: str) -> None:
     recipe, images_there = TWINS[method][1], images_run.timed(SMALL)
     bootstrap = recipe.bootstrap(images_there, seed=0)
-    size = round(SMALL.batch * recipe.batch)
+    size = SMALL.batch
     size = size if recipe.resample == "draws" else distinct(bootstrap, size)
     data = TensorDataset(torch.zeros(images_there, 1), torch.zeros(images_there))
     steps = len(PairedLoader(data, bootstrap, size, recipe.resample))

@@ -61,7 +61,7 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
         optimizer=lambda p: adam(p, task.rate),
         scheduler=(lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, epochs)) if recipe.decay else None,
         epochs=epochs,
-        batch_size=round(recipe.batch * task.batch),
+        batch_size=task.batch,
         groups=recipe.groups,
         reset=recipe.schedule(math.ceil(len(task.y) / task.batch)),
         mode=recipe.mode,

@@ -93,7 +93,7 @@ def _steps(config: Config, kind: str) -> int:
     have more. Twins that divide images have fewer of them where some are left unseen."""
     recipe = TWINS[kind][1] if kind in TWINS else Recipe()
     more = {("multinomial", True): UNSEEN / 2, ("split", False): -UNSEEN}.get((recipe.kind, recipe.cover), 0.0)
-    return math.ceil(timed(config) * (1 + more) / round(config.batch * recipe.batch))
+    return math.ceil(timed(config) * (1 + more) / config.batch)
 
 
 def _tried(wide: pd.DataFrame) -> dict[str, pd.DataFrame]:

@@ -71,7 +71,7 @@ def _epoch(kind: str, task: Task) -> Callable[[int], float]:
         network,
         data,
         "classification",
-        batch_size=round(recipe.batch * task.batch),
+        batch_size=task.batch,
         groups=recipe.groups,
         resample=recipe.resample,
         bootstrap=bootstrap,

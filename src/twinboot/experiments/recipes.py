@@ -29,7 +29,6 @@ class Recipe:
     kind: Kind = "multinomial"  # of bootstrap
     cover: bool = False  # all images are trained on, and none is left to choose by
     longer: float = 1.0  # times the epochs of a single model; how twins are after as many as those is shown, too
-    batch: float = 1.0  # times that of the others; with counts, of as many draws there are fewer images
 
     def bootstrap(self, n: int, seed: int) -> Bootstrap:
         return Bootstrap(n, seed=seed, kind=self.kind, cover=self.cover)
