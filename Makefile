@@ -50,7 +50,7 @@ tried: .venv/ready
 		--screened twins-early dropout-seen twins-centered \
 		--jobs 2 --out out/tried
 	$(BIN)/twinboot report out/tried --page docs/tried.md --prefix tried- --title "Other ways to train twins" \
-		--about "What was tried to make Twin-Boot better on 5,000 images of CIFAR-10, and what did not help. All rows are \
+		--about "What was tried to make Twin-Boot better on 5,000 images of CIFAR-10. All rows are \
 	judged by 5,000 other images of the training files, which nothing trained on: what is chosen is not chosen by test \
 	images. By make tried DATA=DIR."
 

@@ -37,13 +37,20 @@ def test_the_temperature_undoes_what_makes_a_model_too_sure(factor: float) -> No
 
 
 @pytest.mark.parametrize("n", [5, 50, 500])
-def test_samples_that_are_all_predicted_right_do_not_make_a_model_infinitely_sure(n: int) -> None:
-    """Two classes, the right one ahead by m: with p its probability, the loss is n log p and half a sample of each
-    label, lowest at p = (n + 1/2) / (n + 1): as sure as Laplace's rule with half a sample allows."""
+def test_samples_that_are_all_predicted_right_do_not_make_a_model_far_too_sure(n: int) -> None:
+    """Two classes, with p the probability of the right one: the likelihood of n such samples and of half a one of each
+    label is highest at p = (n + 1/2) / (n + 1)."""
     labels = torch.arange(n) % 2
     logits = 3.0 * F.one_hot(labels, 2)
     temperature = calibration.temperature(logits[None], labels)
     assert torch.tensor(3 / temperature).sigmoid().item() == pytest.approx((n + 0.5) / (n + 1), abs=1e-4)
+
+
+def test_a_class_that_the_model_rules_out_changes_no_temperature() -> None:
+    logits, labels = overconfident(3.0)
+    masked = torch.cat([logits, torch.full((len(logits), 1), -1e4)], 1)
+    with_mask, without = (calibration.temperature(given[None], labels) for given in (masked, logits))
+    assert with_mask == pytest.approx(without, rel=1e-3)
 
 
 def test_the_scale_with_the_lowest_loss_is_taken() -> None:

@@ -253,10 +253,11 @@ def test_resets_within_epochs_come_after_the_steps_that_the_schedule_names(monke
     assert set(modes) == {"centered"}
 
 
-def test_a_run_with_resets_within_epochs_goes_on_bit_for_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("schedule", [resets.growing(5, 1.2), resets.every(1)])  # the latter is due after the stop, too
+def test_a_run_with_resets_within_epochs_goes_on_bit_for_bit(tmp_path: Path, schedule: resets.Schedule) -> None:
     def run(epochs: int, **options: Any) -> Fit:
-        schedule = resets.steps(resets.growing(5, 1.2))
-        return fit(mlp(), blobs(), epochs=epochs, batch_size=16, reset=schedule, **QUIET, **options)
+        reset = resets.steps(schedule)
+        return fit(mlp(), blobs(), epochs=epochs, batch_size=16, reset=reset, **QUIET, **options)
 
     run(2, checkpoint=tmp_path)
     assert_same_bits(run(4, checkpoint=tmp_path).estimate.state_dict(), run(4).estimate.state_dict())

@@ -87,9 +87,10 @@ def test_what_is_no_schedule_is_refused_in_a_sentence(reset: Any) -> None:
         resets.checked(reset, resets.every(1))
 
 
-def test_steps_of_no_schedule_are_refused() -> None:
+@pytest.mark.parametrize("schedule", [10, None, resets.every])
+def test_steps_of_no_schedule_are_refused(schedule: Any) -> None:
     with pytest.raises(TypeError, match="reset must be a schedule"):
-        resets.steps(10)  # type: ignore[arg-type]
+        resets.steps(schedule)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@
 A temperature divides logits: above 1 it makes a model less sure of itself. The scale multiplies sigma where weights are
 drawn. Both are chosen by the negative log-likelihood of samples that no twin saw, so they know nothing of training.
 
-Where all of a few samples are predicted right, their likelihood grows as the temperature falls, without an end. So one
-imaginary sample is counted with them, which looks like any of them and has any label (Laplace's rule of succession).
-Among many samples it hardly counts.
+Where all of a few samples are predicted right, their likelihood only grows as the temperature falls. So one imaginary
+sample is counted with them: it looks like the mean of them, and its label is divided evenly among all classes (as in
+Laplace's rule of succession, which has one sample for each class). Among many samples it hardly counts.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 SCALES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 COLDEST, HOTTEST = math.log(0.05), math.log(20.0)
 GOLDEN = (math.sqrt(5) - 1) / 2
+IMPOSSIBLE = -50.0  # log-probability of what a model rules out, such as classes that it masks: as bad as can be
 
 
 def best(logits: Callable[[float], Tensor], labels: Tensor) -> tuple[float, float, float]:
@@ -38,9 +39,10 @@ def nll(logits: Tensor, labels: Tensor, temperature: float) -> float:
 
 
 def cautious(logits: Tensor, labels: Tensor, temperature: float) -> float:
-    """The same with one imaginary sample more: the mean of all samples, with each label as often as the others."""
+    """The same with one imaginary sample more: the mean of all samples, its label divided among all classes."""
     logs = _averaged(logits, temperature)
-    return -((logs.gather(1, labels.cpu()[:, None]).sum() + logs.mean()) / (len(labels) + 1)).item()
+    imaginary = logs.clamp_min(IMPOSSIBLE).mean()
+    return -((logs.gather(1, labels.cpu()[:, None]).sum() + imaginary) / (len(labels) + 1)).item()
 
 
 def _averaged(logits: Tensor, temperature: float) -> Tensor:

@@ -178,10 +178,10 @@ class Estimate(nn.Module):
         """Find the temperature and the scale of the weight noise that predict the labels of a dataset best.
 
         Give samples that no twin saw, `Subset(dataset, bootstrap.unseen)`: those of training would make the model too
-        sure of itself. One imaginary sample of any label is counted with them, so that a few that are all predicted
-        right do not make it infinitely sure. `predict` uses both from then on, and `save` keeps them. Returns the mean
-        negative log-likelihood of the samples with them. The scale is one of eight from 0 to 2, each with a temperature
-        of its own. Warns if the best scale is 0, which takes all weight noise away.
+        sure of itself. One imaginary sample, its label divided among all classes, is counted with them, so that a few
+        that are all predicted right do not make it far too sure. `predict` uses both from then on, and `save` keeps
+        them. Returns the mean negative log-likelihood of the samples with them. The scale is one of eight from 0 to 2,
+        each with a temperature of its own. Warns if the best scale is 0, which takes all weight noise away.
         """
         if samples < 2:
             raise ValueError(f"samples must be at least 2, not {samples!r}.")

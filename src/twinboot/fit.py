@@ -2,6 +2,7 @@
 
 for each epoch:
     for each pair of batches: noise, losses, gradients, a step, sigma     (training.py)
+        before it a reset if one is due by steps
     the mean of the twins, averaged over the epochs                       (averaging.py)
     its loss on the unseen samples; the best state is kept, or the last where the twins see everything
     a reset if one is due

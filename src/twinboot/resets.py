@@ -135,7 +135,7 @@ class steps:
     schedule: Schedule
 
     def __post_init__(self) -> None:
-        checked(self.schedule, self.schedule)
+        _require_schedule(self.schedule)
 
     def __call__(self, count: int) -> bool:
         return self.schedule(count)
@@ -153,8 +153,7 @@ def checked(reset: Schedule | None, usual: Schedule) -> Schedule:
     """The schedule that was given, or else the usual one, which counts epochs or steps, as its caller does."""
     if reset is None:
         return usual
-    if not callable(reset) or isinstance(reset, type):
-        raise TypeError(f"reset must be a schedule such as twinboot.resets.every(1), not {reset!r}.")
+    _require_schedule(reset)
     return reset
 
 
@@ -168,6 +167,11 @@ def by_epoch(reset: Schedule | None, where: str) -> Schedule:
     if isinstance(reset, steps):
         raise TypeError(f"{where} resets the twins after epochs: give a schedule of those, such as resets.every(1).")
     return checked(reset, every(1))
+
+
+def _require_schedule(reset: Schedule) -> None:
+    if not callable(reset) or isinstance(reset, type):
+        raise TypeError(f"reset must be a schedule such as twinboot.resets.every(1), not {reset!r}.")
 
 
 def _positive(schedule: str, argument: str, value: int) -> None:

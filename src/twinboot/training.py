@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from . import losses, ranks, resets
+from . import losses, ranks
 from .batchnorm import layers
 from .bootstrap import Bootstrap
 from .devices import moved, usable
@@ -74,8 +74,8 @@ class Training:
         epoch: int,
         stepper: torch.optim.Optimizer,
         scaler: torch.amp.GradScaler,
-        due: Schedule = resets.never(),  # noqa: B008
-        mode: Mode = "sample",
+        due: Schedule,
+        mode: Mode,
     ) -> float:
         """One pass over the twins' samples; gives the mean loss of the noisy twins. `due` counts steps; a reset waits
         for the next one, so that what is judged after an epoch is the mean that was trained."""

@@ -225,7 +225,7 @@ def test_what_is_screened_runs_with_the_first_seed_and_is_told_of_as_such() -> N
     line = table.set_index("").loc[name]
     assert line["seeds"] == 1
     assert line["NLL"] == "+0.100"
-    assert line["than Twin-Boot"] == "worse"
+    assert line["than Twin-Boot"] == "worse with this seed"
     assert table.set_index("").loc[DRAWS, "seeds"] == 2
 
 
@@ -262,8 +262,7 @@ def test_one_seed_tells_of_no_lead() -> None:
 def test_the_time_of_a_step_is_told_by_as_many_steps_as_an_epoch_has(method: str) -> None:
     recipe, images_there = TWINS[method][1], images_run.timed(SMALL)
     bootstrap = recipe.bootstrap(images_there, seed=0)
-    size = SMALL.batch
-    size = size if recipe.resample == "draws" else distinct(bootstrap, size)
+    size = SMALL.batch if recipe.resample == "draws" else distinct(bootstrap, SMALL.batch)
     data = TensorDataset(torch.zeros(images_there, 1), torch.zeros(images_there))
     steps = len(PairedLoader(data, bootstrap, size, recipe.resample))
     assert abs(images._steps(SMALL, method) / steps - 1) < 0.06  # chance, and the batch is a whole number

@@ -63,7 +63,7 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
         epochs=epochs,
         batch_size=task.batch,
         groups=recipe.groups,
-        reset=recipe.schedule(math.ceil(len(task.y) / task.batch)),
+        reset=recipe.schedule(task),
         mode=recipe.mode,
         noise=recipe.noise,
         resample=recipe.resample,

@@ -34,8 +34,8 @@ CAPTION = (
     "and calibration error on the test images, of each row of the table but for those of the last epoch alone, a dot "
     'for each seed and a bar for their mean. Rows that end in "mean" predict with one model, without draws of its '
     'weights. Twins "with repeated samples", in the table "with draws", read a sample as often as the bootstrap drew '
-    "it; the others read it once, with a weight. With --spare other images of the training files take the place of the "
-    "test images."
+    "it; the others read it once, with a weight. Where a table says so, other images of the training files take the "
+    "place of the test images."
 )
 QUICK = Config(methods=("hold-out", "single", "dropout", "twins"), epochs=8, seeds=1)
 
@@ -103,12 +103,14 @@ def _tried(wide: pd.DataFrame) -> dict[str, pd.DataFrame]:
         apart = (nll[name] - nll[OURS]).dropna()
         mean, half = interval(apart)
         answer = "worse" if mean > 0 else "better"
-        if len(apart) > 1 and not abs(mean) > half:
+        if len(apart) == 1:
+            answer += " with this seed"
+        elif not abs(mean) > half:
             answer = "no clear difference"
         told.append({"": name, "NLL": with_error(mean, half, SIGNED), "seeds": len(apart), BESIDE: answer})
     if not told:
         return {}
-    title = "What was tried: NLL of these images, less that of Twin-Boot on the same seeds; 95 % interval"
+    title = "What was tried: NLL of other training images, less that of Twin-Boot on the same seeds; 95 % interval"
     return {title: pd.DataFrame(told)}
 
 

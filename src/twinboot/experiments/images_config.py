@@ -27,7 +27,7 @@ class Preset:
     timed: int = 5000  # images, at most, of an epoch whose time is measured
 
 
-ALL = ("hold-out", "single", "dropout", "ivon", "twins", "twins-split", "twins-draws")
+ALL = ("hold-out", "single", "dropout", "ivon", "twins-draws", "twins", "twins-dropout")
 PRESETS: dict[str, Preset] = {
     # For a look within a minute: 8 x 8 pixels, and what needs no other package.
     "digits": Preset("digits", None, "small", 0.5, "weight", 12, 3, ("hold-out", "single", "dropout", "twins")),
@@ -67,8 +67,8 @@ class Config:
     samples: int = 8
     """Draws of weights, or of dropout's masks, for a prediction."""
     test: int | None = None
-    """Judge by the first so many test images, and at most as many others of each kind, to save time; by default by
-    all."""
+    """Judge by the first so many test images, or spare ones, and at most as many others of each kind, to save time; by
+    default by all."""
     spare: bool = False
     """Judge by 5,000 other images of the training files, which nothing is trained on, instead of by test images: for
     what is to be chosen, such as a default."""

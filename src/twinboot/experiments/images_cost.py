@@ -81,7 +81,7 @@ def _epoch(kind: str, task: Task) -> Callable[[int], float]:
     stepper = adam(training.twins.parameters(), task.rate)
     scaler = torch.amp.GradScaler(training.device.type, enabled=False)
     best = Best(training, Average(POWER))
-    by_step, by_epoch = steps_and_epochs(recipe.schedule(len(training.loader)))
+    by_step, by_epoch = steps_and_epochs(recipe.schedule(task))
 
     def together(epoch: int) -> float:
         began = time.perf_counter()

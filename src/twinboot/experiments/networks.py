@@ -154,8 +154,8 @@ def _normed(layer: nn.Module) -> None:
     An Adam step changes each of them by the learning rate, so their size says how fast a weight turns. What n inputs
     that are not negative, as those after a ReLU, can do together then changes by sqrt(n) rate / size, times their
     mean over their root mean square. With sizes that grow as sqrt(n) that is the same for narrow and wide layers: at
-    the paper's rate, 0.001, at most a fifth of a unit's output. With one size for all, or with He's, which shrinks,
-    VGG-16 at full width is thrown off by its first steps."""
+    the paper's rate, 0.001, less than a fifth of what units give. With one size of 0.05 for all it would be most of it
+    in the widest layers of VGG-16, and more with He's, which shrinks with n."""
     v = layer.get_parameter("parametrizations.weight.original1")
     v.mul_(DIRECTION * v[0].numel() ** 0.5 / v.square().mean().sqrt())
 

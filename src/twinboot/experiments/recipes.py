@@ -9,6 +9,7 @@ from .. import resets
 from ..bootstrap import Bootstrap, Kind
 from ..loader import Resample
 from ..resets import Mode, Schedule
+from .task import Task
 
 DROPOUT = 0.2  # after each pooling, of the single model that has it
 LONGER = 1.125  # times the epochs: twins that divide the images then take about 1.4 times as long as a single model
@@ -23,7 +24,7 @@ class Recipe:
     decay: bool = False  # of the learning rate, along a cosine
     noise: float = 1.0
     reset: int = 1  # every so many epochs
-    early: bool = False  # more resets at first: ten steps apart, each interval a tenth longer, up to an epoch
+    early: bool = False  # more resets at first: ten steps apart, each interval a tenth longer, up to a plain epoch
     groups: str = "layer"
     dropout: float = 0.0
     kind: Kind = "multinomial"  # of bootstrap
@@ -33,9 +34,10 @@ class Recipe:
     def bootstrap(self, n: int, seed: int) -> Bootstrap:
         return Bootstrap(n, seed=seed, kind=self.kind, cover=self.cover)
 
-    def schedule(self, steps: int) -> Schedule:
-        """When to reset twins whose epochs have so many steps."""
+    def schedule(self, task: Task) -> Schedule:
+        """When to reset the twins."""
         if self.early:
+            steps = math.ceil(len(task.y) / task.batch)  # of an epoch of a single model
             return resets.steps(resets.growing(10, 1.1, most=max(10, steps)))
         return resets.every(self.reset)
 
