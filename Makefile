@@ -33,8 +33,8 @@ cifar10: .venv/ready
 divided: .venv/ready
 	$(BIN)/twinboot images --preset cifar10-5k --data $(DATA) --methods dropout twins-split --jobs 2 --out out/divided
 	$(BIN)/twinboot report out/divided --page docs/divided.md --prefix divided- --title "Twins that divide the images" \
-		--about "Two twins leave 13.5 % of 5,000 images of CIFAR-10 unseen, to choose by, and read the others 1.26 \
-	times an epoch. Here they divide all images, by Bootstrap(kind='split', cover=True): an epoch of both reads each \
+		--about "Two twins leave 13.5 % of 5,000 images of CIFAR-10 unseen, to choose by, and an epoch of both \
+	reads 1.26 times as many images as a plain one. Here they divide all images, by Bootstrap(kind='split', cover=True): an epoch of both reads each \
 	once, nothing is chosen, and the last epoch is kept, as that of MC dropout is, the best of the other methods in \
 	[results.md](results.md#images-cifar10-5k), on the same seeds and test images. By make divided DATA=DIR."
 
@@ -52,7 +52,9 @@ tried: .venv/ready
 	$(BIN)/twinboot report out/tried --page docs/tried.md --prefix tried- --title "Other ways to train twins" \
 		--about "What was tried to make Twin-Boot better on 5,000 images of CIFAR-10. All rows are \
 	judged by 5,000 other images of the training files, which nothing trained on: what is chosen is not chosen by test \
-	images. By make tried DATA=DIR."
+	images. On halves: twins divide what they see, by Bootstrap(n, kind='split'). Early resets: \
+	resets.steps(resets.growing(10, 1.1, most=79)). On what twins see: without the images that no twin drew. Rows of the \
+	first seed alone are to be compared with that seed of Twin-Boot, as the second table does. By make tried DATA=DIR."
 
 # The nine regression sets, as one file: make uci DATA=FILE.npz.
 uci: .venv/ready

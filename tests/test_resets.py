@@ -89,7 +89,7 @@ def test_what_is_no_schedule_is_refused_in_a_sentence(reset: Any) -> None:
 
 @pytest.mark.parametrize("schedule", [10, None, resets.every])
 def test_steps_of_no_schedule_are_refused(schedule: Any) -> None:
-    with pytest.raises(TypeError, match="reset must be a schedule"):
+    with pytest.raises(TypeError, match=r"^schedule must be a schedule"):
         resets.steps(schedule)
 
 

@@ -135,7 +135,7 @@ class steps:
     schedule: Schedule
 
     def __post_init__(self) -> None:
-        _require_schedule(self.schedule)
+        _require_schedule(self.schedule, "schedule")
 
     def __call__(self, count: int) -> bool:
         return self.schedule(count)
@@ -169,9 +169,9 @@ def by_epoch(reset: Schedule | None, where: str) -> Schedule:
     return checked(reset, every(1))
 
 
-def _require_schedule(reset: Schedule) -> None:
-    if not callable(reset) or isinstance(reset, type):
-        raise TypeError(f"reset must be a schedule such as twinboot.resets.every(1), not {reset!r}.")
+def _require_schedule(given: Schedule, argument: str = "reset") -> None:
+    if not callable(given) or isinstance(given, type):
+        raise TypeError(f"{argument} must be a schedule such as twinboot.resets.every(1), not {given!r}.")
 
 
 def _positive(schedule: str, argument: str, value: int) -> None:

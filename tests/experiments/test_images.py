@@ -200,6 +200,7 @@ def test_what_was_tried_is_compared_with_twin_boot_on_the_same_seeds(apart: tupl
     assert table["than Twin-Boot"].tolist() == [answer]
     assert table[""].tolist() == [DRAWS]
     assert table["NLL"].item().startswith(f"{sum(apart) / 2:+.3f} ± ")
+    assert table["lower with"].item() == f"{sum(change < 0 for change in apart)} of 2 seeds"
 
 
 def test_what_was_tried_is_told_where_no_test_image_judged_it_and_there_is_something_to_compare() -> None:
@@ -223,10 +224,13 @@ def test_what_is_screened_runs_with_the_first_seed_and_is_told_of_as_such() -> N
     tables = {**small().tables, "rows": pd.concat([rows, other]), "turns": times}
     [table] = tried(config, tables)
     line = table.set_index("").loc[name]
-    assert line["seeds"] == 1
+    assert line["lower with"] == "0 of 1 seeds"
     assert line["NLL"] == "+0.100"
-    assert line["than Twin-Boot"] == "worse with this seed"
-    assert table.set_index("").loc[DRAWS, "seeds"] == 2
+    assert line["than Twin-Boot"] == "one seed alone: not judged"
+    assert table.set_index("").loc[DRAWS, "lower with"].endswith("of 2 seeds")
+    [whole, *_] = images.numbers(config, tables).values()
+    assert f"{name} (first seed alone)" in set(whole[""])
+    assert {OURS, DRAWS} <= set(whole[""])
 
 
 def beats(tables: dict[str, pd.DataFrame]) -> "pd.Series[str]":

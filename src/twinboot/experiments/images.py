@@ -62,7 +62,7 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
     ratio, wide = ratios(tables["turns"]), rows.pivot(index="seed", columns="row")
     times, told = time_of_each(rows, ratio), []
     for row, own in rows.groupby("row", sort=False):
-        line = {"": row}
+        line = {"": row if len(own) == number else f"{row} (first seed alone)"}
         for column in (column for column in COLUMNS if column in rows and rows[column].notna().any()):
             line[COLUMNS[column]] = with_error(own[column].mean(), own[column].sem(), "{:.3f}")
         line[TIME] = f"{times[row]:.2f}"
@@ -103,11 +103,10 @@ def _tried(wide: pd.DataFrame) -> dict[str, pd.DataFrame]:
         apart = (nll[name] - nll[OURS]).dropna()
         mean, half = interval(apart)
         answer = "worse" if mean > 0 else "better"
-        if len(apart) == 1:
-            answer += " with this seed"
-        elif not abs(mean) > half:
-            answer = "no clear difference"
-        told.append({"": name, "NLL": with_error(mean, half, SIGNED), "seeds": len(apart), BESIDE: answer})
+        if not abs(mean) > half:  # nor with one seed, whose interval is not a number
+            answer = "no clear difference" if len(apart) > 1 else "one seed alone: not judged"
+        lower = f"{(apart < 0).sum()} of {len(apart)} seeds"
+        told.append({"": name, "NLL": with_error(mean, half, SIGNED), "lower with": lower, BESIDE: answer})
     if not told:
         return {}
     title = "What was tried: NLL of other training images, less that of Twin-Boot on the same seeds; 95 % interval"
