@@ -251,6 +251,9 @@ def test_resets_within_epochs_come_after_the_steps_that_the_schedule_names(monke
     assert steps[0] == 45
     assert due == [4, 10, 19, 29, 39]
     assert set(modes) == {"centered"}
+    fit(mlp(), blobs(), epochs=2, batch_size=16, resample="draws", mode="mean", **QUIET)
+    assert due[5:] == [60, 75]
+    assert modes[5:] == ["mean", "mean"]
 
 
 @pytest.mark.parametrize("schedule", [resets.growing(5, 1.2), resets.every(1)])  # the latter is due after the stop, too

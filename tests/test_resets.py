@@ -35,6 +35,7 @@ def test_growing_intervals_start_with_the_first_and_grow_by_the_factor(first: in
 
 def test_growing_with_factor_one_is_every() -> None:
     assert due(resets.growing(7, 1.0), 50) == due(resets.every(7), 50)
+    assert due(resets.growing(7, 1.0, most=9), 50) == due(resets.every(7), 50)
 
 
 @given(st.integers(1, 60), st.floats(1.001, 4, allow_nan=False), st.integers(0, 100))

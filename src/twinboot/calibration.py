@@ -4,8 +4,8 @@ A temperature divides logits: above 1 it makes a model less sure of itself. The 
 drawn. Both are chosen by the negative log-likelihood of samples that no twin saw, so they know nothing of training.
 
 Where all of a few samples are predicted right, their likelihood only grows as the temperature falls. So one imaginary
-sample is counted with them: it looks like the mean of them, and its label is divided evenly among all classes (as in
-Laplace's rule of succession, which has one sample for each class). Among many samples it hardly counts.
+sample is counted with them: its log-probabilities are the means of theirs, and its label is divided evenly among all
+classes (as in Laplace's rule of succession, which has one sample for each class). Among many samples it hardly counts.
 """
 
 from __future__ import annotations
@@ -35,19 +35,23 @@ def best(logits: Callable[[float], Tensor], labels: Tensor) -> tuple[float, floa
 
 def nll(logits: Tensor, labels: Tensor, temperature: float) -> float:
     """The mean negative log-likelihood of labels under probabilities that are averaged over the draws."""
-    return -_averaged(logits, temperature).gather(1, labels.cpu()[:, None]).mean().item()
+    return -_precise(_averaged(logits, temperature).gather(1, labels[:, None])).mean().item()
 
 
 def cautious(logits: Tensor, labels: Tensor, temperature: float) -> float:
     """The same with one imaginary sample more: the mean of all samples, its label divided among all classes."""
     logs = _averaged(logits, temperature)
-    imaginary = logs.clamp_min(IMPOSSIBLE).mean()
-    return -((logs.gather(1, labels.cpu()[:, None]).sum() + imaginary) / (len(labels) + 1)).item()
+    own, imaginary = _precise(logs.gather(1, labels[:, None])), _precise(logs.clamp_min(IMPOSSIBLE).mean(1))
+    return -((own.sum() + imaginary.mean()) / (len(labels) + 1)).item()
 
 
 def _averaged(logits: Tensor, temperature: float) -> Tensor:
-    """Logarithms of probabilities that are averaged over the draws, in float64, which some devices do not have."""
-    return ((logits / temperature).log_softmax(2).logsumexp(0) - math.log(len(logits))).cpu().double()
+    """Logarithms of probabilities that are averaged over the draws: [samples, classes]."""
+    return (logits / temperature).log_softmax(2).logsumexp(0) - math.log(len(logits))
+
+
+def _precise(values: Tensor) -> Tensor:
+    return values.cpu().double()  # some devices have no float64
 
 
 def temperature(logits: Tensor, labels: Tensor) -> float:

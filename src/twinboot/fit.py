@@ -1,8 +1,8 @@
 """The ready-made loop: twins of a model on a dataset, judged after each epoch by the samples that no twin saw.
 
 for each epoch:
-    for each pair of batches: noise, losses, gradients, a step, sigma     (training.py)
-        before it a reset if one is due by steps
+    for each pair of batches: a reset if one is due by steps;
+        noise, losses, gradients, a step, sigma                           (training.py)
     the mean of the twins, averaged over the epochs                       (averaging.py)
     its loss on the unseen samples; the best state is kept, or the last where the twins see everything
     a reset if one is due

@@ -117,7 +117,7 @@ class growing:
         """How many intervals are shorter than the longest."""
         if self.most is None or self.factor == 1:
             return math.inf
-        return max(0, math.ceil(math.log(self.most / self.first) / math.log(self.factor)))
+        return math.ceil(math.log(self.most / self.first) / math.log(self.factor))
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import torch
 from contest import TASK, network, patterns, trained
 from torch.utils.data import TensorDataset
 
-from twinboot import Bootstrap, Estimate, fit
-from twinboot.experiments.recipes import LONGER, TWINS
+from twinboot import Bootstrap, Estimate, fit, resets
+from twinboot.experiments.recipes import LONGER, TWINS, Recipe
 from twinboot.optimizers import adam
 
 
@@ -68,6 +68,13 @@ def test_twins_that_train_longer_show_what_they_were_after_as_many_epochs_as_the
         expected = estimate.predict(x, TASK.samples, seed=TASK.seed).probs
         torch.testing.assert_close(found.rows[name](x), expected, atol=0.02, rtol=0.1)  # statistics of other batches
     assert not torch.allclose(found.rows[row](x), found.rows["Twin-Boot on divided images"](x), atol=1e-3)
+
+
+def test_early_resets_grow_from_ten_steps_to_a_plain_epoch() -> None:
+    early, usual = Recipe(early=True), Recipe(reset=3)
+    assert early.schedule(replace(TASK, batch=8)) == resets.steps(resets.growing(10, 1.1, most=19))
+    assert early.schedule(replace(TASK, batch=75)) == resets.steps(resets.growing(10, 1.1, most=10))
+    assert usual.schedule(TASK) == resets.every(3)
 
 
 def test_a_recipe_reaches_the_twins(tmp_path: Path) -> None:

@@ -208,6 +208,10 @@ def test_what_was_tried_is_told_where_no_test_image_judged_it_and_there_is_somet
     without = {**tables, "rows": tables["rows"][~tables["rows"]["row"].str.startswith(DRAWS)]}
     assert tried(TRIED, tables)
     assert not tried(SMALL, tables)
+    assert not images.verdicts(TRIED, tables)  # test images alone judge claims
+    for test, number in ((None, 5000), (300, 300)):
+        title = next(iter(images.numbers(dataclasses.replace(TRIED, test=test), tables)))
+        assert f", {number} other images of the training files: " in title
     assert not tried(TRIED, without)
 
 
@@ -365,7 +369,9 @@ def test_fewer_test_images_are_judged_and_named(tmp_path: Path) -> None:
     assert "the first 110 test images" in next(iter(images.numbers(config, run.tables)))
 
 
-def test_spare_images_are_of_the_training_files_and_nothing_trains_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spare_images_are_of_the_training_files_and_nothing_trains_on_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     x = torch.zeros(6200, 3, 1, 1, dtype=torch.uint8)
     x[:, :2, 0, 0] = torch.stack([torch.arange(6200) // 256, torch.arange(6200) % 256], 1).to(torch.uint8)
     data = datasets.Images(x, torch.arange(6200) % 10, x[:100], torch.zeros(100, dtype=torch.int64), 10, "cifar10")
@@ -383,6 +389,22 @@ def test_spare_images_are_of_the_training_files_and_nothing_trains_on_them(monke
         assert labels.tolist() == [(int(a) * 256 + int(b)) % 10 for a, b in judges[:, :2, 0, 0]]
         assert len(images_run._judges(dataclasses.replace(config, test=300), number)[1]) == 300
     assert len(images_run._judges(dataclasses.replace(config, spare=False), 0)[1]) == 100
+    judged: list[Tensor] = []
+
+    def predict(x: Tensor) -> Tensor:
+        judged.append(x)
+        return torch.full((len(x), 10), 0.1)
+
+    stub = Trained({"row": predict}, torch.arange(100), pd.DataFrame({"seconds": [1.0]}))
+    monkeypatch.setitem(METHODS, "twins", lambda task, scratch, tick: stub)
+    monkeypatch.setattr(images_run, "_strange", lambda config, moments: None)
+    for number in (0, 1):
+        images_run._run(config, "twins", number, lambda: None, tmp_path)
+        expected = datasets.standardised(images_run._judges(config, number)[0], images_run._task(config, number)[1])
+        assert any(torch.equal(x, expected) for x in judged)
+        judged.clear()
+    monkeypatch.setattr(images_run, "SPARE", 700)
+    assert len(images_run._judges(config, 0)[1]) == 700
     with pytest.raises(UnavailableError, match="there are 1200 spare images, so that test can't be 1300"):
         images_run._require(dataclasses.replace(config, test=1300))
 

@@ -12,6 +12,7 @@ from ..resets import Mode, Schedule
 from .task import Task
 
 DROPOUT = 0.2  # after each pooling, of the single model that has it
+FIRST = 10  # steps until the first of the early resets
 LONGER = 1.125  # times the epochs: twins that divide the images then take about 1.4 times as long as a single model
 
 
@@ -38,7 +39,7 @@ class Recipe:
         """When to reset the twins."""
         if self.early:
             steps = math.ceil(len(task.y) / task.batch)  # of an epoch of a single model
-            return resets.steps(resets.growing(10, 1.1, most=max(10, steps)))
+            return resets.steps(resets.growing(FIRST, 1.1, most=max(FIRST, steps)))
         return resets.every(self.reset)
 
     def epochs(self, of_single: int) -> int:
