@@ -27,7 +27,7 @@ class Preset:
     timed: int = 5000  # images, at most, of an epoch whose time is measured
 
 
-ALL = ("hold-out", "single", "dropout", "ivon", "twins-draws", "twins", "twins-dropout")
+ALL = ("hold-out", "single", "dropout", "ivon", "twins-draws", "twins", "twins-split")
 PRESETS: dict[str, Preset] = {
     # For a look within a minute: 8 x 8 pixels, and what needs no other package.
     "digits": Preset("digits", None, "small", 0.5, "weight", 12, 3, ("hold-out", "single", "dropout", "twins")),
