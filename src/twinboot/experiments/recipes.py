@@ -59,6 +59,7 @@ TWINS = {
     "twins-centered": ("Twin-Boot with the centered reset", Recipe(mode="centered")),
     "twins-mean": ("Twin-Boot with the mean reset", Recipe(mode="mean")),
     "twins-rare": ("Twin-Boot with a reset every 4 epochs", Recipe(reset=4)),
+    "twins-quiet": ("Twin-Boot with half of the noise", Recipe(noise=0.5)),
     "twins-loud": ("Twin-Boot with twice the noise", Recipe(noise=2.0)),
     "twins-decay": ("Twin-Boot with decay of the rate, centered reset", Recipe(mode="centered", decay=True)),
     "twins-dropout": ("Twin-Boot with dropout", Recipe(dropout=DROPOUT / 2)),
