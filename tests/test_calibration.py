@@ -1,8 +1,9 @@
 """Temperature and scale, against models whose mistake is known."""
 
+import copy
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -94,6 +95,20 @@ def test_only_the_given_samples_are_read_and_predictions_of_them_get_better() ->
     samples = 0 if estimate.scale == 0 else 32
     assert estimate.predict(x, samples).nll(y).mean().item() == pytest.approx(loss, rel=1e-4)
     assert loss <= before
+
+
+def test_samples_are_collated_as_the_caller_says() -> None:
+    estimate, data, bootstrap = trained()
+    unseen = Subset(data, bootstrap.unseen.tolist())
+    expected = copy.deepcopy(estimate).calibrate(unseen)
+    odd = [(x.tolist(), label) for x, label in unseen]
+
+    def collated(samples: list[Any]) -> tuple[Tensor, Tensor]:
+        return torch.tensor([x for x, _ in samples]), torch.stack([label for _, label in samples])
+
+    assert estimate.calibrate(cast(Any, odd), collate_fn=collated) == expected
+    with pytest.raises(TypeError, match="calibrate has no option 'colate_fn': did you mean 'collate_fn'"):
+        estimate.calibrate(unseen, colate_fn=collated)
 
 
 def test_a_calibration_that_takes_all_noise_away_says_so() -> None:

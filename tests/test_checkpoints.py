@@ -83,6 +83,15 @@ def test_a_full_disk_is_called_one_by_whatever_writes(tmp_path: Path, monkeypatc
         Checkpoints(tmp_path, keep=1).save(1, {"weights": torch.zeros(10_000)})
 
 
+def test_what_stops_the_writer_is_said_without_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stops(state: object, path: Path) -> None:
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
+
+    monkeypatch.setattr(torch, "save", stops)
+    with pytest.raises(OSError, match=r"epoch-1.pt: PyTorch could not write all of it; the checkpoint before it is as"):
+        Checkpoints(tmp_path, keep=1).save(1, {})
+
+
 def test_what_a_kill_left_half_written_is_removed(tmp_path: Path) -> None:
     saved = Checkpoints(tmp_path, keep=1)
     saved.save(1, {})

@@ -399,6 +399,36 @@ def test_a_checkpoint_of_other_options_is_refused(tmp_path: Path) -> None:
         scheduled(checkpoint=tmp_path, batch_size=16)
 
 
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [
+        (
+            {"scheduler": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 2)},
+            {"scheduler": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 4)},
+            "'T_max' of the scheduler's settings was 2 and is 4 here",
+        ),
+        ({}, {"reset": resets.never()}, r"reset was every\(interval=1\) and is never\(\) here"),
+        (
+            {"reset": resets.steps(resets.every(2))},
+            {"reset": resets.steps(lambda step: step % 2 == 0)},
+            r"reset was steps\(every\(interval=2\)\) and is steps\(a function\) here",
+        ),
+    ],
+)
+def test_another_schedule_of_the_rate_or_the_resets_is_refused(
+    tmp_path: Path, then: dict[str, Any], now: dict[str, Any], said: str
+) -> None:
+    fit(mlp(), blobs(), epochs=1, checkpoint=tmp_path, **QUIET, **then)
+    with pytest.raises(ValueError, match=f"does not fit: {said}"):
+        fit(mlp(), blobs(), epochs=2, checkpoint=tmp_path, **QUIET, **now)
+    assert fit(mlp(), blobs(), epochs=2, checkpoint=tmp_path, **QUIET, **then).history["epoch"] == [1, 2]
+
+
+@pytest.mark.parametrize("resample", ["draws", "counts"])
+def test_numbers_of_numpy_are_numbers(resample: Any) -> None:
+    fit(mlp(), blobs(), epochs=np.int64(1), batch_size=np.int64(32), resample=resample, **QUIET)
+
+
 class Spoiled(Dataset[tuple[Tensor, Tensor]]):
     """One sample turns to NaN after so many reads."""
 
@@ -681,6 +711,44 @@ def test_unseen_samples_go_through_the_same_collate_function() -> None:
 
     found = fit(nn.Linear(3, 2), Ragged(), epochs=3, collate_fn=padded, **QUIET)
     assert len(found.history["unseen"]) == 3
+
+
+class OpenedByWorkers(Dataset[tuple[Tensor, Tensor]]):
+    """Data of which each worker has to open a handle of its own."""
+
+    def __init__(self) -> None:
+        self.handle: Any = None
+
+    def __len__(self) -> int:
+        return 90
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if self.handle is None:
+            raise RuntimeError("not opened")
+        x, y = self.handle[index]
+        return x, y
+
+
+def open_in_worker(number: int) -> None:
+    info = torch.utils.data.get_worker_info()
+    assert info is not None
+    data = info.dataset
+    while not isinstance(data, OpenedByWorkers):
+        data = data.dataset
+    data.handle = blobs(90)
+
+
+def test_workers_that_judge_are_begun_as_those_that_train_are() -> None:
+    found = fit(mlp(), OpenedByWorkers(), epochs=1, num_workers=1, worker_init_fn=open_in_worker, **QUIET)
+    assert math.isfinite(found.history["unseen"][0])
+
+
+def test_unseen_samples_that_are_not_finite_are_named() -> None:
+    x, y = blobs(120).tensors
+    x = x.clone()
+    x[Bootstrap(120, seed=0).unseen[0]] = math.nan
+    with pytest.raises(FloatingPointError, match=r"in epoch 1: look for bad ones among those of bootstrap.unseen"):
+        fit(mlp(), TensorDataset(x, y), epochs=1, **QUIET)
 
 
 @pytest.mark.parametrize(

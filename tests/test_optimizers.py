@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from twinboot.optimizers import adam, made
+from twinboot.optimizers import adam, made, settings_of_scheduler
 
 OWN = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3))]
 
@@ -47,3 +47,16 @@ def test_groups_with_options_of_their_own_and_a_part_of_the_parameters_are_fine(
 def test_what_would_train_nothing_is_refused(make: Any, said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=said):
         made(make, OWN, 0.1)
+
+
+def test_settings_of_a_scheduler_are_what_it_was_made_with_but_for_functions() -> None:
+    rate = torch.optim.lr_scheduler
+    optimizer = torch.optim.SGD(OWN, 0.1)
+    assert settings_of_scheduler(None) == {}
+    assert settings_of_scheduler(rate.MultiStepLR(optimizer, [3, 5]))["milestones"] == "Counter({3: 1, 5: 1})"
+    chain = [rate.SequentialLR(optimizer, [rate.StepLR(optimizer, n), rate.StepLR(optimizer, 3)], [2]) for n in (4, 5)]
+    assert settings_of_scheduler(chain[0]) != settings_of_scheduler(chain[1])
+    own = rate.LambdaLR(optimizer, lambda epoch: 1.0)
+    assert not any(" at 0x" in value for value in settings_of_scheduler(own).values())
+    swa = torch.optim.swa_utils.SWALR(optimizer, 0.05)
+    assert not any(" at 0x" in value for value in settings_of_scheduler(swa).values())

@@ -19,7 +19,7 @@ from .batchnorm import fresh_statistics, layers
 from .calling import call, called, chunks_of, evaluating, first_tensor
 from .devices import moved
 from .noise import normals
-from .options import one_of, require_one_of
+from .options import one_of, require_known, require_one_of
 from .partition import Partition
 from .prediction import TASKS, Moments, Prediction, Task, checked_labels, combine
 from .replicate import Places, mean, overwrite_, replicate, wide
@@ -174,20 +174,25 @@ class Estimate(nn.Module):
         sigmas = self.partition.expand(centers, scale)
         return {n: (c + s * e).to(c.dtype) for n, c, s, e in zip(names, centers, sigmas, noise, strict=True)}
 
-    def calibrate(self, dataset: Dataset[Any], *, samples: int = 32, batch_size: int = 256, seed: int = 0) -> float:
-        """Find the temperature and the scale of the weight noise that predict the labels of a dataset best.
+    def calibrate(
+        self, dataset: Dataset[Any], *, samples: int = 32, batch_size: int = 256, seed: int = 0, **options: Any
+    ) -> float:
+        """For classes: find the temperature and the scale of the weight noise that predict a dataset's labels best.
 
         Give samples that no twin saw, `Subset(dataset, bootstrap.unseen)`: those of training would make the model too
         sure of itself. One imaginary sample, its label divided among all classes, is counted with them, so that a few
         that are all predicted right do not make it far too sure. `predict` uses both from then on, and `save` keeps
         them. Returns the mean negative log-likelihood of the samples with them. The scale is one of eight from 0 to 2,
         each with a temperature of its own. Warns if the best scale is 0, which takes all weight noise away.
+
+        `options` are those of a `DataLoader`, such as the `collate_fn` of training.
         """
+        require_known(options, self.calibrate, DataLoader)
         if samples < 2:
             raise ValueError(f"samples must be at least 2, not {samples!r}.")
         if self.task not in ("classification", None):
             raise ValueError(f"calibrate is for classification, and this estimate is for {self.task}.")
-        batches = list(DataLoader(dataset, batch_size, generator=torch.Generator()))
+        batches = list(DataLoader(dataset, batch_size, **{"generator": torch.Generator(), **options}))
         if not batches:
             raise ValueError("the dataset is empty: there is nothing to calibrate by.")
         if not all(isinstance(batch, (tuple, list)) and len(batch) > 1 for batch in batches):

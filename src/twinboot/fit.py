@@ -97,12 +97,14 @@ def fit(
 
     Args:
         model: any module. It is called with all elements of a batch but the last, which is the target.
-        dataset: map-style; a sample is (input, target), or (input, ..., target).
+        dataset: map-style; a sample is (input, target), or (input, ..., target). What it does to samples at random it
+            does to those that no twin saw, too: augmentation for training alone belongs into the model, as a layer.
         loss: `"classification"` (logits and labels), `"regression"` (squared error), `"gaussian"` (a mean and the
             logarithm of a variance for each value), or a function of (output, target) with one value per sample, after
             which `predict` has to be told its `task`.
         optimizer: a function that makes one for parameters; by default Adam at 0.001.
-        scheduler: a function that makes one for the optimizer; it steps after each epoch.
+        scheduler: a function that makes one for the optimizer; it steps after each epoch. Where the rate falls
+            towards 0, take `mode="centered"` or `"mean"`: the last steps are too small to undo a sampling reset.
         epochs: at most so many passes over the twins' samples.
         batch_size: draws of each twin in a step, in each process. With counts a batch has the distinct ones of so many,
             about 63 %, so that an epoch has as many steps as with draws; twins that divide the samples divide it, too.
@@ -140,6 +142,7 @@ def fit(
     whole = {"epochs": epochs, "batch_size": batch_size, "keep": keep}
     for name, number in (whole | ({} if patience is None else {"patience": patience})).items():
         require_whole(name, int(number) if isinstance(number, np.integer) else number, 1)
+    epochs, batch_size, keep = int(epochs), int(batch_size), int(keep)
     _check_options(options)
     if isinstance(model, nn.Module) and any(map(is_sharded, model.parameters())):
         raise ValueError("the model is sharded, but fit wraps twins in DDP: write the loop, and shard Twins there.")
@@ -151,7 +154,8 @@ def fit(
         raise TypeError(f"amp must be a dtype, torch.bfloat16 or torch.float16, not {amp!r}.")
     if scheduler is not None and not callable(scheduler):
         raise TypeError("scheduler must be a function that makes one, such as lambda optimizer: StepLR(optimizer, 10).")
-    by_step, by_epoch = resets.steps_and_epochs(resets.checked(reset, resets.every(1)))
+    due = resets.checked(reset, resets.every(1))
+    by_step, by_epoch = resets.steps_and_epochs(due)
     run = Training(
         model,
         dataset,
@@ -171,9 +175,10 @@ def fit(
     stepper = optimizers.made(optimizer, list(run.twins.parameters()), rate=0.001)
     if isinstance(stepper, torch.optim.LBFGS):
         raise TypeError("fit takes one gradient for each step, which LBFGS is not made for: write the loop yourself.")
-    description = {
+    description: dict[str, Any] = {
         "loss": loss if isinstance(loss, str) else "a function",
         "batch_size": batch_size,
+        "reset": resets.described(due),
         "mode": mode,
         "noise": float(noise),
         "average": str(average),
@@ -186,6 +191,7 @@ def fit(
     if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau) and not run.judges:
         raise ValueError("ReduceLROnPlateau needs samples that no twin sees, and this bootstrap leaves none.")
     description["scheduler"] = type(schedule).__name__
+    description["scheduler's settings"] = optimizers.settings_of_scheduler(schedule)
     scaler = torch.amp.GradScaler(run.device.type, enabled=amp is torch.float16)
     parts: dict[str, Any] = {"twins": run.twins, "optimizer": stepper, "loader": run.loader, "scaler": scaler}
     parts |= {"scheduler": schedule} if schedule else {}
@@ -247,7 +253,10 @@ class Best:
         unseen, accuracy = self.run.judge(estimate) if judges else (math.nan, math.nan)
         seconds = time.perf_counter() - began
         if judges and not math.isfinite(unseen):
-            raise FloatingPointError(f"the mean model's loss on unseen samples is not finite in epoch {epoch}.")
+            raise FloatingPointError(
+                f"the mean model's loss on unseen samples is not finite in epoch {epoch}: look for bad ones among "
+                "those of bootstrap.unseen, or lower the learning rate."
+            )
         sigma = self.run.twins.partition.sigma
         row = {"epoch": epoch, "train": train, "unseen": unseen, "accuracy": accuracy, "rate": rate, "seconds": seconds}
         row |= {"sigma_least": sigma.min().item(), "sigma_most": sigma.max().item()}

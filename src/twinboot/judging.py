@@ -16,6 +16,8 @@ from .bootstrap import Bootstrap
 from .randomness import own_randomness, seeded
 
 ENOUGH = 1024  # samples for the statistics with which an epoch is judged: known to 3 %, or less where there are pixels
+# Of the options of a training loader: what says how samples are fetched, and not how they are drawn or kept ready.
+PASSED_ON = ("collate_fn", "num_workers", "pin_memory", "worker_init_fn", "multiprocessing_context", "timeout")
 Found = TypeVar("Found")
 Step = Callable[[nn.Module, Any, int], Found]  # module, batch, its number -> what is found there
 
@@ -48,7 +50,7 @@ class Judge:
         self, dataset: Dataset[Any], bootstrap: Bootstrap, batch_size: int, seed: int, options: Mapping[str, Any]
     ) -> None:
         self.dataset, self.bootstrap, self.batch_size, self.seed = dataset, bootstrap, batch_size, seed
-        self.options = {k: v for k, v in options.items() if k in ("collate_fn", "num_workers", "pin_memory")}
+        self.options = {k: v for k, v in options.items() if k in PASSED_ON}
 
     def batches(self, samples: Tensor) -> Batches:
         seed = seeds.derive(self.seed, "judge")

@@ -25,6 +25,20 @@ def settings(group: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in group.items() if name not in left_out}
 
 
+def settings_of_scheduler(scheduler: torch.optim.lr_scheduler.LRScheduler | None) -> dict[str, str]:
+    """What a scheduler that has not stepped yet was made with, as far as it is plain: functions have no settings."""
+    state = scheduler.state_dict() if scheduler else {}
+    return {name: str(value) for name, value in state.items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
 def made(make: Make | None, parameters: Sequence[nn.Parameter], rate: float) -> torch.optim.Optimizer:
     """The optimizer of these parameters; by default Adam at a rate. One of others would train nothing, silently."""
     if make is None:

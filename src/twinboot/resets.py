@@ -162,6 +162,13 @@ def steps_and_epochs(due: Schedule) -> tuple[Schedule, Schedule]:
     return (due, never()) if isinstance(due, steps) else (never(), due)
 
 
+def described(schedule: Schedule) -> str:
+    """A schedule in words, by which two runs can be compared: of a function of the user's nothing else is known."""
+    if isinstance(schedule, steps):
+        return f"steps({described(schedule.schedule)})"
+    return repr(schedule) if isinstance(schedule, (every, at, growing, never)) else "a function"
+
+
 def by_epoch(reset: Schedule | None, where: str) -> Schedule:
     """The schedule that was given, or after each epoch; one that counts steps is refused."""
     if isinstance(reset, steps):

@@ -23,8 +23,8 @@ from .resets import Mode, Schedule
 from .twins import Twins
 
 NOT_FINITE = (
-    "the {} not finite in epoch {}, step {}: look for bad samples, or lower the learning rate, in another directory of "
-    "checkpoints; those here are of the epochs before."
+    "the {} not finite in epoch {}, step {}: look for bad samples, or lower the learning rate. Checkpoints are of the "
+    "epochs before: another rate needs another directory."
 )
 
 
