@@ -21,6 +21,15 @@ def test_a_batch_reads_as_the_real_unpickler_reads_it(columns_first: bool) -> No
     assert labels.tolist() == y.tolist() == real[b"labels"]
 
 
+@pytest.mark.parametrize("protocol", [3, 4])
+def test_a_batch_that_was_written_anew_reads_as_well(protocol: int) -> None:
+    x, y = small_batches()["data_batch_1"]
+    data = pickle.dumps({b"data": x.reshape(len(x), -1), b"labels": y.tolist()}, protocol)
+    found, labels = image_files.cifar_pickle(data, "a batch")
+    assert np.array_equal(found, x)
+    assert labels.tolist() == y.tolist()
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -125,11 +125,12 @@ def _empty_array(*_: Any) -> _Array:
 
 
 class _Plain(pickle.Unpickler):
-    """A pickle can name any function of Python to be called. This unpickler knows three names, and gives its own
+    """A pickle can name any function of Python to be called. This unpickler knows the names below, and gives its own
     stand-ins for them; everything else that a batch holds (dictionary, list, int, bytes) needs no name."""
 
     known = {  # noqa: RUF012 - never changed
         ("numpy.core.multiarray", "_reconstruct"): _empty_array,
+        ("numpy._core.multiarray", "_reconstruct"): _empty_array,  # its name since numpy 2
         ("numpy", "ndarray"): _Array,
         ("numpy", "dtype"): _Kind,
     }
