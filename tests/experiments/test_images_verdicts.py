@@ -79,6 +79,31 @@ def test_enough_seeds_of_the_papers_images_decide() -> None:
     assert gap.status != "undecided"
 
 
+def test_claims_about_sigma_are_of_networks_with_weight_norm_and_of_the_papers_twins() -> None:
+    def judged(preset: str, tables: dict[str, pd.DataFrame]) -> list[Verdict]:
+        config = dataclasses.replace(SMALL, preset=preset, seeds=4, epochs=3)
+        return [verdict for verdict in images.verdicts(config, tables) if "Section 4.2.1" in verdict.place]
+
+    tables = repeated(2)
+    assert "undecided" not in {verdict.status for verdict in judged("cifar10", tables)}
+    for preset, why in (("cifar10-5k", "here with BatchNorm"), ("digits", "here on digits")):
+        assert [(v.status, why in v.evidence) for v in judged(preset, tables)] == [("undecided", True)] * 2
+    others = tables["rows"]["row"].str.startswith("Twin-Boot")
+    tables["rows"].loc[others, "row"] += " on divided images"
+    assert judged("cifar10", tables) == []
+
+
+def test_the_time_of_weights_is_that_of_repeated_samples_in_the_same_turn() -> None:
+    tables = repeated(2)
+    seconds = {"single": (1.0, 1.0, 1.0), "twins": (1.4, 2.1, 1.5), "twins-draws": (2.0, 3.0, 2.5)}
+    tables["turns"] = pd.DataFrame(
+        [{"kind": k, "turn": t, "seconds": s} for k, values in seconds.items() for t, s in enumerate(values, 1)]
+    )
+    config = dataclasses.replace(SMALL, preset="cifar10-5k", seeds=4)
+    [found] = [verdict for verdict in images.verdicts(config, tables) if "repeated samples" in verdict.claim]
+    assert found.evidence.startswith("0.70 (0.60 to 0.70) of the time")
+
+
 def gap(tables: dict[str, pd.DataFrame], **gaps: float) -> Verdict:
     """The verdict on the gap, with these gaps of rows, in four seeds of the paper's images."""
     rows = tables["rows"]

@@ -70,6 +70,24 @@ def test_parts_at_once_run_in_processes_of_their_own_with_a_share_of_the_threads
     assert sorted(ticks) == ["p0", "p0", "p1", "p1", "p2", "p2"]
 
 
+def logged(name: str, log: Path, tick: Tick) -> dict[str, pd.DataFrame]:
+    for what in ("begins", "ends"):
+        with log.open("a") as file:
+            file.write(f"{name} {what}\n")
+        time.sleep(0.3)
+    return one(name, tick)
+
+
+def test_a_part_that_measures_time_runs_alone_when_the_others_are_done(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    parts = [Part(name, 1, partial(logged, name, log), alone=name in "xy") for name in "xyabc"]
+    compute(parts, tmp_path / "parts", lambda part: lambda: None, jobs=2)
+    said = log.read_text().splitlines()
+    assert {line[0] for line in said[:6]} == set("abc")
+    assert said[6:] == ["x begins", "x ends", "y begins", "y ends"]
+    assert set(table(tmp_path / "parts", "x")["threads"]) == set(table(tmp_path / "parts", "a")["threads"])
+
+
 def test_a_process_knows_its_revision_before_its_first_part_begins(tmp_path: Path) -> None:
     compute([Part("a", 1, asked)], tmp_path, lambda part: lambda: None, jobs=2)
     assert list(table(tmp_path, "a")["asked"]) == [1]

@@ -24,13 +24,15 @@ Status = Literal["held", "partly", "not held", "undecided"]
 class Part:
     """A piece of work that is kept once it is done: its name, its length in ticks, and how its tables are computed.
 
-    One that takes hours `resumes`: `compute` then gets a directory too, which is there again after a stop.
+    One that takes hours `resumes`: `compute` then gets a directory too, which is there again after a stop. One that
+    measures time runs `alone`, when all others are done.
     """
 
     name: str
     ticks: int
     compute: Callable[..., dict[str, pd.DataFrame]]
     resumes: bool = False
+    alone: bool = False
 
 
 @dataclass(frozen=True)

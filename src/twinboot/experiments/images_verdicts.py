@@ -7,7 +7,7 @@ import math
 import pandas as pd
 
 from .experiment import Status, Tables, Verdict
-from .images_config import Config
+from .images_config import PRESETS, Config
 from .images_cost import ratios
 from .images_figure import sigma_by_layer
 from .images_rows import (
@@ -28,6 +28,7 @@ from .images_rows import (
 )
 from .images_run import chosen
 from .intervals import with_error
+from .networks import Normalisation
 
 DEARER = 1.1  # times the time of twins is as much, for times vary by a tenth from turn to turn
 
@@ -44,12 +45,12 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
         found.append(_smaller_gap(wide, number))
     if {OURS, BASE} <= set(rows["row"]):
         found.append(_calibrated(wide, number))
-    if "sigma" in tables and chosen(config)[1] > 2:
-        found += _structure(tables["sigma"], number)
+    if {OURS, DRAWS} & set(rows["row"]) and chosen(config)[1] > 2:
+        found += _structure(tables["sigma"], number, PRESETS[config.preset].normalisation)
     for ours in [row for row in CONTESTANTS if row in set(rows["row"])]:
         found += _equal_cost(rows, wide, ratios(tables["turns"]), ours)
     if {OURS, DRAWS} <= set(rows["row"]):
-        found.append(_counts(wide, ratios(tables["turns"]), number))
+        found.append(_counts(wide, tables["turns"], number))
     return found
 
 
@@ -102,8 +103,11 @@ def _calibrated(wide: pd.DataFrame, number: int) -> Verdict:
     )
 
 
-def _structure(sigma: pd.DataFrame, number: int) -> list[Verdict]:
-    mean = sigma_by_layer(sigma)
+def _structure(sigma: pd.DataFrame, number: int, normalisation: Normalisation) -> list[Verdict]:
+    """Of networks with weight norm alone, which the claims are about: BatchNorm has layers of its own."""
+    mean, scope = sigma_by_layer(sigma), _scope(number)
+    if normalisation == "batch":
+        number, scope = 0, " (here with BatchNorm; the claim is about weight norm)"
     peak, last = mean.max(axis=1), mean.iloc[:, -1]
     falls = last / peak
     order = last.sort_values(ascending=False)
@@ -114,14 +118,14 @@ def _structure(sigma: pd.DataFrame, number: int) -> list[Verdict]:
             "Section 4.2.1, Figure 5a",
             _status(number, [bool((falls < 0.5).all()), bool((falls < 0.9).mean() > 0.5)], least=1),
             f"At the end sigma is {falls.min():.0%} to {falls.max():.0%} of its highest value, which layers have after "
-            f"epoch {int(mean.idxmax(axis=1).min())} to {int(mean.idxmax(axis=1).max())}{_scope(number)}.",
+            f"epoch {int(mean.idxmax(axis=1).min())} to {int(mean.idxmax(axis=1).max())}{scope}.",
         ),
         Verdict(
             "The classifier is among the layers with the highest sigma.",
             "Section 4.2.1, Figure 5b",
             _status(number, [place <= math.ceil(len(order) / 4)], least=1),
             f"It is number {place} of {len(order)}; the highest is {order.index[0]}, {order.iloc[0]:.4f} against "
-            f"{last['classifier']:.4f}{_scope(number)}.",
+            f"{last['classifier']:.4f}{scope}.",
         ),
     ]
 
@@ -167,8 +171,10 @@ def _better_once(wide: pd.DataFrame, column: str, ours: str, rivals: list[str]) 
     return sum(sign * difference(wide, column, ours, row)[0] > 0 for row in rivals)
 
 
-def _counts(wide: pd.DataFrame, ratio: pd.DataFrame, number: int) -> Verdict:
-    time = ratio.loc["twins", "median"] / ratio.loc["twins-draws", "median"]
+def _counts(wide: pd.DataFrame, turns: pd.DataFrame, number: int) -> Verdict:
+    wide_turns = turns.pivot(index="turn", columns="kind", values="seconds")
+    relative = wide_turns["twins"] / wide_turns["twins-draws"]
+    time = relative.median()
     worse = []
     for column, sign in (("accuracy", -1), ("nll", 1), ("ece", 1)):
         apart = sign * (wide[column][OURS] - wide[column][DRAWS])
@@ -177,7 +183,7 @@ def _counts(wide: pd.DataFrame, ratio: pd.DataFrame, number: int) -> Verdict:
         "Weights instead of repeated samples are no worse, at three quarters of the time.",
         '`resample="counts"`',
         _status(number, [time <= 0.75, *(apart <= error for _, apart, error in worse)]),
-        f"{time:.2f} of the time; worse by "
+        f"{time:.2f} ({relative.min():.2f} to {relative.max():.2f}) of the time; worse by "
         + ", ".join(f"{name} {with_error(apart, error, SIGNED)}" for name, apart, error in worse)
         + " (standard errors; negative is better).",
         ours=True,

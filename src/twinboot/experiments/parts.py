@@ -49,16 +49,18 @@ def _compute_at_once(parts: list[Part], directory: Path, begin: Callable[[Part],
     threads = max(1, torch.get_num_threads() // jobs)
     context = get_context("spawn")  # processes that begin anew: a fork of one in which torch has threads may hang
     ended, end = context.Pipe(duplex=False)
+    together, one_by_one = ([part for part in parts if part.alone == alone] for alone in (False, True))
     with end, ProcessPoolExecutor(jobs, context, _begin_process, (threads, ended)) as pool:
-        rest = iter(parts)  # a part is handed in only when a process is free: what is handed in cannot be taken back
-        running = {pool.submit(_compute_one, part, directory): part for part in islice(rest, jobs)}
         try:
-            while running:
-                for done in wait(running, return_when=FIRST_COMPLETED).done:
-                    part = running.pop(done)
-                    done.result()
-                    _tick_through(part, begin(part))
-                    running |= {pool.submit(_compute_one, part, directory): part for part in islice(rest, 1)}
+            for some, at_once in ((together, jobs), (one_by_one, 1)):
+                rest = iter(some)  # a part is handed in when a process is free: what is handed in can't be taken back
+                running = {pool.submit(_compute_one, part, directory): part for part in islice(rest, at_once)}
+                while running:
+                    for done in wait(running, return_when=FIRST_COMPLETED).done:
+                        part = running.pop(done)
+                        done.result()
+                        _tick_through(part, begin(part))
+                        running |= {pool.submit(_compute_one, part, directory): part for part in islice(rest, 1)}
         except BrokenProcessPool:
             raise RunError("a process of this run was ended from outside; the same command goes on.") from None
         except KeyboardInterrupt:
