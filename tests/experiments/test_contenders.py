@@ -10,7 +10,7 @@ from contest import TASK, patterns, trained
 from twinboot import Bootstrap
 from twinboot.experiments.contenders import METHODS
 from twinboot.experiments.recipes import TWINS
-from twinboot.experiments.rivals import HELD_OUT, longer
+from twinboot.experiments.rivals import AS_DEAR, HELD_OUT, longer
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -23,7 +23,8 @@ def test_each_method_learns_and_all_its_rows_are_probabilities(method: str, tmp_
         torch.testing.assert_close(probs.sum(1), torch.ones(300))
         assert (probs.argmax(1) == y).double().mean() > (0.4 if "IVON" in row else 0.6), row
         assert torch.equal(probs, predict(x)), row  # draws are seeded
-    epochs = longer(6) if method == "single" else TWINS[method][1].epochs(6) if method in TWINS else 6
+    more = {"single": longer(6, AS_DEAR), "dropout": longer(6)}
+    epochs = TWINS[method][1].epochs(6) if method in TWINS else more.get(method, 6)
     assert len(ticks) == (epochs + 6 if method == "single" else epochs)  # the second of an ensemble
     assert list(found.curve["epoch"]) == list(range(1, epochs + 1))
     assert set(found.epochs) <= set(found.rows)
@@ -54,7 +55,7 @@ def test_what_may_not_be_trained_on_changes_nothing(method: str, tmp_path: Path)
     assert whole.sigma.equals(other.sigma)
 
 
-@pytest.mark.parametrize("method", ["hold-out", "single", "twins", "twins-split", "twins-dropout"])
+@pytest.mark.parametrize("method", ["hold-out", "single", "dropout", "twins", "twins-split", "twins-dropout"])
 def test_a_method_goes_on_after_a_stop_as_if_there_had_been_none(method: str, tmp_path: Path) -> None:
     left = [4]
 
@@ -72,7 +73,7 @@ def test_a_method_goes_on_after_a_stop_as_if_there_had_been_none(method: str, tm
     ticks: list[int] = []
     again = METHODS[method](TASK, place, lambda: ticks.append(1))
     # Those of before the stop too.
-    assert len(ticks) == {"single": longer(6) + 6, "twins-split": 7}.get(method, 6)
+    assert len(ticks) == {"single": longer(6, AS_DEAR) + 6, "dropout": longer(6), "twins-split": 7}.get(method, 6)
     x, _ = patterns(20, 2)
     for row in whole.rows:
         assert torch.equal(whole.rows[row](x), again.rows[row](x)), row

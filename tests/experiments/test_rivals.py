@@ -1,6 +1,7 @@
 """Single models in several ways: each row is what its name says."""
 
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from contest import TASK, network, patterns, trained
 from twinboot import calibration
 from twinboot.averaging import POWER, Average
 from twinboot.experiments.recipes import DROPOUT
+from twinboot.experiments.rivals import AS_DEAR, MORE, longer
 from twinboot.experiments.single import Single, Split, plain
+from twinboot.experiments.task import of_mean
 
 
 def test_averages_of_a_short_run_are_of_what_was_trained(tmp_path: Path) -> None:
@@ -36,17 +39,34 @@ def test_the_temperature_of_a_hold_out_is_the_best_for_it(tmp_path: Path) -> Non
 
 def test_averaged_dropout_is_the_average_over_its_epochs_as_that_of_the_twins_is(tmp_path: Path) -> None:
     found = trained("dropout", tmp_path / "a")
-    average, weights = Average(POWER), []
-    for epochs in range(1, TASK.epochs + 1):  # each the beginning of the same run
+    average, weights, known = Average(POWER), [], {}
+    for epochs in range(1, longer(TASK.epochs) + 1):  # each the beginning of the same run
         run = Single(network(DROPOUT), Split(TASK.x, TASK.y), plain(TASK.rate), TASK.batch, TASK.seed)
         run.train(epochs)
         weights = [p.detach().clone() for p in run.of("last").parameters()]
         average.take(weights)
-    kept = torch.load(tmp_path / "a" / f"epoch-{TASK.epochs}.pt")["states"]["average"]
-    for name, weight in zip(dict(network(DROPOUT).named_parameters()), weights, strict=True):
-        torch.testing.assert_close(kept[name], weight)
+        known[epochs] = weights
+    kept = torch.load(tmp_path / "a" / f"epoch-{longer(TASK.epochs)}.pt")["states"]
+    states = {f"average after {TASK.epochs}": TASK.epochs, "average": longer(TASK.epochs)}
+    for state, epochs in states.items():
+        for name, weight in zip(dict(network(DROPOUT).named_parameters()), known[epochs], strict=True):
+            torch.testing.assert_close(kept[state][name], weight)
     x, _ = patterns(20, 3)
-    assert not torch.allclose(found.rows["MC dropout"](x), found.rows["MC dropout, averaged"](x), atol=1e-3)
+    usual, averaged, *_, most = (predict(x) for predict in found.rows.values())
+    assert list(found.rows)[-1] == f"MC dropout, averaged, {MORE} times as long"
+    assert found.epochs[list(found.rows)[-1]] == MORE
+    for one, other in combinations((usual, averaged, most), 2):
+        assert not torch.allclose(one, other, atol=1e-3)
+
+
+def test_a_single_model_is_shown_after_as_long_as_twins_take(tmp_path: Path) -> None:
+    found, x = trained("single", tmp_path / "a"), patterns(20, 3)[0]
+    for more in (MORE, AS_DEAR):
+        run = Single(network(), Split(TASK.x, TASK.y), plain(TASK.rate), TASK.batch, TASK.seed)
+        run.train(longer(TASK.epochs, more))
+        row = f"single, {more} times as long"
+        torch.testing.assert_close(found.rows[row](x), of_mean(run.of("last"))(x))
+        assert found.epochs[row] == more
 
 
 def test_an_ensemble_is_the_mean_of_two_different_models(tmp_path: Path) -> None:

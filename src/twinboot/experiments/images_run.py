@@ -29,7 +29,7 @@ from .experiment import Part, Tick, UnavailableError
 from .images_config import PRESETS, Config
 from .images_cost import TURNS, kinds, turns
 from .recipes import TWINS
-from .rivals import longer, require_ivon
+from .rivals import AS_DEAR, longer, require_ivon
 from .task import Task, Trained
 
 STRANGE = 2000  # images of another kind
@@ -56,13 +56,15 @@ def parts(config: Config) -> list[Part]:
     _require(config)
     if config.methods is None and len(methods) < len(PRESETS[config.preset].methods):
         _tell_of_ivon()
-    length = {"single": longer(epochs) + epochs} | {m: recipe.epochs(epochs) for m, (_, recipe) in TWINS.items()}
+    length = {"single": longer(epochs, AS_DEAR) + epochs, "dropout": longer(epochs)}
+    length |= {method: recipe.epochs(epochs) for method, (_, recipe) in TWINS.items()}
     found = [
         Part(f"seed {seed} {method}", length.get(method, epochs), partial(_run, config, method, seed), resumes=True)
         for method in (*methods, *config.screened)
         for seed in range(number if method in methods else 1)
     ]
-    return [*found, Part("cost", (TURNS + 1) * len(kinds((*methods, *config.screened))), partial(_cost, config))]
+    ticks = (TURNS + 1) * len(kinds((*methods, *config.screened)))
+    return [*found, Part("cost", ticks, partial(_cost, config), alone=True)]
 
 
 @cache  # said once, however often the parts are asked for

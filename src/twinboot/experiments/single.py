@@ -58,8 +58,8 @@ class Single:
     """Trains `model`; `states` holds what is kept of it: "last", and with a hold-out "loss" and "accuracy".
 
     `keep` names epochs after which the state is kept too, as "after N". `average` takes in the weights after each of
-    the epochs `averaged`: what it is after the last of them is "average", and with a hold-out what it is where its loss
-    is lowest is "average, loss".
+    the epochs `averaged`: what it is after the last of them is "average", after those to keep "average after N", and
+    with a hold-out what it is where its loss is lowest is "average, loss".
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Single:
             if epoch in self.keep:
                 self.states[f"after {epoch}"] = _copied(self.model)
             if epoch in self.averaged:
-                self._average(last=epoch + 1 not in self.averaged)
+                self._average(epoch, last=epoch + 1 not in self.averaged)
             if saved:
                 saved.save(epoch, self._state())
             tick()
@@ -139,7 +139,7 @@ class Single:
         batches = rows[torch.randperm(len(rows), generator=order)].split(self.batch)
         return (batch for batch in batches if len(batch) > 1)  # BatchNorm has no statistics of one sample
 
-    def _average(self, last: bool) -> None:
+    def _average(self, epoch: int, last: bool) -> None:
         assert self.average is not None
         mean = copy.deepcopy(self.model)
         self.average.take(list(mean.parameters()))
@@ -149,9 +149,10 @@ class Single:
             if self._keep_lowest("average, loss", accuracy(mean, self.images, held)[1], mean):
                 self._give_statistics(mean)
                 self.states["average, loss"] = _copied(mean)
-        if last:
+        if last or epoch in self.keep:
             self._give_statistics(mean)
-            self.states["average"] = _copied(mean)
+            self.states |= {f"average after {epoch}": _copied(mean)} if epoch in self.keep else {}
+            self.states |= {"average": _copied(mean)} if last else {}
 
     def _give_statistics(self, model: nn.Module, at_most: int | None = None) -> None:
         """BatchNorm statistics of its own, from all training images or from some."""
