@@ -64,8 +64,8 @@ tried: .venv/ready
 
 # Twin-Boot with one thing changed at a time, with one seed, judged as by make tried: to see what is worth more of them.
 changed: .venv/ready
-	$(BIN)/twinboot images --preset cifar10-5k --data $(DATA) --spare --seeds 1 --methods twins twins-dropout \
-		twins-units twins-quiet twins-loud twins-mean twins-rare twins-decay --jobs 2 --out out/changed
+	$(BIN)/twinboot images --preset cifar10-5k --data $(DATA) --spare --seeds 1 --methods twins twins-quiet \
+		twins-decay twins-units twins-dropout --jobs 2 --out out/changed
 	$(BIN)/twinboot report out/changed --page docs/changed.md --prefix changed- \
 		--title "Twin-Boot with one thing changed" \
 		--about "What else was tried to make Twin-Boot better on 5,000 images of CIFAR-10, one thing at a time, with one \

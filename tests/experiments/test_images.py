@@ -200,6 +200,7 @@ def test_what_was_tried_is_compared_with_twin_boot_on_the_same_seeds(apart: tupl
     assert table["than Twin-Boot"].tolist() == [answer]
     assert table[""].tolist() == [DRAWS]
     assert table["NLL"].item().startswith(f"{sum(apart) / 2:+.3f} ± ")
+    assert table["NLL of Twin-Boot, same seeds"].item() == f"{base.mean():.3f}"
     assert table["lower with"].item() == f"{sum(change < 0 for change in apart)} of 2 seeds"
 
 

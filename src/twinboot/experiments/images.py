@@ -41,7 +41,8 @@ QUICK = Config(methods=("hold-out", "single", "dropout", "twins"), epochs=8, see
 
 CLEARLY = "; clearly: the 95 % interval of the difference on the same seeds leaves 0 out"
 TIME = "time (single = 1)"
-BESIDE, BEATS_ONCE = "than Twin-Boot", "beats Twin-Boot with this seed in"
+BESIDE, OF_OURS = "than Twin-Boot", "NLL of Twin-Boot, same seeds"
+BEATS_ONCE = "beats Twin-Boot with this seed in"
 
 __all__ = ["CAPTION", "QUESTION", "QUICK", "TITLE", "Config", "figure", "numbers", "parts", "verdicts"]
 
@@ -82,7 +83,7 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
                 "ms per step": [f"{1000 * s / _steps(config, kind):.0f}" for kind, s in seconds.items()],
             }
         ),
-        "Memory of training": pd.DataFrame(
+        "Peak memory of the process that trains, with its data": pd.DataFrame(
             {"method": costs.index, "peak, GiB": costs["memory"].map("{:.2f}".format).to_numpy()}
         ),
     }
@@ -106,7 +107,9 @@ def _tried(wide: pd.DataFrame) -> dict[str, pd.DataFrame]:
         if not abs(mean) > half:  # nor with one seed, whose interval is not a number
             answer = "no clear difference" if len(apart) > 1 else "one seed alone: not judged"
         lower = f"{(apart < 0).sum()} of {len(apart)} seeds"
-        told.append({"": name, "NLL": with_error(mean, half, SIGNED), "lower with": lower, BESIDE: answer})
+        same = nll[OURS][apart.index].mean()
+        change = with_error(mean, half, SIGNED)
+        told.append({"": name, "NLL": change, OF_OURS: f"{same:.3f}", "lower with": lower, BESIDE: answer})
     if not told:
         return {}
     title = "What was tried: NLL of other training images, less that of Twin-Boot on the same seeds; 95 % interval"
