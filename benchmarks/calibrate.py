@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/calibrate.py --page docs/calibrate.md
 
-The task is to tell clouds of points that overlap. Twins train on some points; `calibrate` then gets a few others, more
-and more of them, and is judged by a third part.
+One task is to tell clouds of points that overlap, the other to predict a value and its variance. Twins train on some
+points; `calibrate` then gets a few others, more and more of them, and is judged by a third part.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from twinboot import Estimate, fit
+from twinboot.prediction import Task
 
 SIZES = (20, 50, 100, 200, 400)
 SEEDS, SUBSETS = 4, 2  # with each seed so many subsets of each size
@@ -29,14 +30,27 @@ CLASSES, WIDE, ALL, TRAIN, POOL = 5, 20, 2000, 700, 500  # the points that are l
 EPOCHS = 30
 
 
-def measure(seed: int) -> dict[int, list[tuple[float, float, float]]]:
-    """For each size: the NLL of test samples before, that after, and the scale of the noise that was found."""
-    generator = torch.Generator().manual_seed(seed)
+def clouds(generator: torch.Generator) -> tuple[Tensor, Tensor, int]:
+    """Points, their classes, and how many outputs a model needs."""
     y = torch.randint(CLASSES, (ALL,), generator=generator)
     x = 0.6 * torch.randn(CLASSES, WIDE, generator=generator)[y] + torch.randn(ALL, WIDE, generator=generator)
+    return x, y, CLASSES
+
+
+def values(generator: torch.Generator) -> tuple[Tensor, Tensor, int]:
+    """Points, a function of each with noise that differs from point to point, and as above."""
+    x = torch.randn(ALL, WIDE, generator=generator)
+    noise = (0.3 + 0.3 * x[:, 3].abs()) * torch.randn(ALL, generator=generator)
+    return x, ((2 * x[:, 0]).sin() + x[:, 1] * x[:, 2] + noise)[:, None], 2
+
+
+def measure(task: Task, seed: int) -> dict[int, list[tuple[float, float, float]]]:
+    """For each size: the NLL of test samples before, that after, and the scale of the noise that was found."""
+    generator = torch.Generator().manual_seed(seed)
+    x, y, outputs = clouds(generator) if task == "classification" else values(generator)
     torch.manual_seed(seed)  # of the weights
-    model = nn.Sequential(nn.Linear(WIDE, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, CLASSES))
-    estimate = fit(model, TensorDataset(x[:TRAIN], y[:TRAIN]), epochs=EPOCHS, seed=seed, progress=False).estimate
+    model = nn.Sequential(nn.Linear(WIDE, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, outputs))
+    estimate = fit(model, TensorDataset(x[:TRAIN], y[:TRAIN]), task, epochs=EPOCHS, seed=seed, progress=False).estimate
 
     def nll(of: Estimate) -> float:
         return of.predict(x[TRAIN + POOL :]).nll(y[TRAIN + POOL :]).mean().item()
@@ -54,9 +68,12 @@ def measure(seed: int) -> dict[int, list[tuple[float, float, float]]]:
     return found
 
 
-def rows() -> list[str]:
-    seeds = [measure(seed) for seed in range(SEEDS)]
-    told = []
+def table(task: Task) -> list[str]:
+    seeds = [measure(task, seed) for seed in range(SEEDS)]
+    told = [
+        "| samples | NLL before | change of the NLL | at worst | better in | takes all noise away in |",
+        "|---|---|---|---|---|---|",
+    ]
     for size in SIZES:
         changes = [[after - before for before, after, _ in found[size]] for found in seeds]
         means, each = [fmean(own) for own in changes], [change for own in changes for change in own]
@@ -75,14 +92,20 @@ def page() -> str:
         "that they did not train on, and is judged by others, which are like them. Means and standard errors of "
         f"{SEEDS} seeds, with {SUBSETS} subsets of each size for each."
     )
+    others = (
+        f'The same for a model that predicts a value and its variance, by the loss `"gaussian"`, from {TRAIN} points '
+        f"in {WIDE} dimensions, of which four matter; the noise of the values differs from point to point."
+    )
     lines = [
         "# How many samples `calibrate` needs",
         "",
         textwrap.fill(about, 120, break_on_hyphens=False),
         "",
-        "| samples | NLL before | change of the NLL | at worst | better in | takes all noise away in |",
-        "|---|---|---|---|---|---|",
-        *rows(),
+        *table("classification"),
+        "",
+        textwrap.fill(others, 120, break_on_hyphens=False),
+        "",
+        *table("gaussian"),
         "",
         f"torch {torch.__version__}, {platform.system()} {platform.machine()}.",
     ]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from twinboot import Bootstrap, Estimate, Twins, calibration
+from twinboot.calibration import Labels, Values
 
 
 def overconfident(factor: float, n: int = 4000) -> tuple[Tensor, Tensor]:
@@ -26,15 +27,16 @@ def overconfident(factor: float, n: int = 4000) -> tuple[Tensor, Tensor]:
 def test_the_temperature_undoes_what_makes_a_model_too_sure(factor: float) -> None:
     """Within four standard errors of the maximum-likelihood estimate of the temperature's logarithm."""
     logits, labels = overconfident(factor)
-    temperature, scale, loss = calibration.best(lambda scale: logits[None], labels)
+    truth = Labels(labels)
+    temperature, scale, loss = calibration.best(lambda scale: logits[None], truth)
     assert scale == 0  # of equals the first
-    assert temperature == calibration.temperature(logits[None], labels)
+    assert temperature == calibration.temperature(logits[None], truth)
     true = logits / factor
     probs = true.softmax(1)
     information = ((probs * true.square()).sum(1) - (probs * true).sum(1).square()).sum()
     assert abs(math.log(temperature / factor)) < 4 / math.sqrt(information)
-    assert loss == calibration.nll(logits[None], labels, temperature)
-    assert loss <= min(calibration.nll(logits[None], labels, t) for t in (0.9 * temperature, 1.1 * temperature))
+    assert loss == truth.nll(logits[None], temperature)
+    assert loss <= min(truth.nll(logits[None], t) for t in (0.9 * temperature, 1.1 * temperature))
 
 
 @pytest.mark.parametrize("n", [5, 50, 500])
@@ -43,21 +45,21 @@ def test_samples_that_are_all_predicted_right_do_not_make_a_model_far_too_sure(n
     label is highest at p = (n + 1/2) / (n + 1)."""
     labels = torch.arange(n) % 2
     logits = 3.0 * F.one_hot(labels, 2)
-    temperature = calibration.temperature(logits[None], labels)
+    temperature = calibration.temperature(logits[None], Labels(labels))
     assert torch.tensor(3 / temperature).sigmoid().item() == pytest.approx((n + 0.5) / (n + 1), abs=1e-4)
 
 
 def test_a_class_that_the_model_rules_out_changes_no_temperature() -> None:
     logits, labels = overconfident(3.0)
     masked = torch.cat([logits, torch.full((len(logits), 1), -1e4)], 1)
-    with_mask, without = (calibration.temperature(given[None], labels) for given in (masked, logits))
+    with_mask, without = (calibration.temperature(given[None], Labels(labels)) for given in (masked, logits))
     assert with_mask == pytest.approx(without, rel=1e-3)
 
 
 def test_the_scale_with_the_lowest_loss_is_taken() -> None:
     logits, labels = overconfident(1.0)
     noise = torch.randn(4000, 3, generator=seeded(2))
-    _, scale, _ = calibration.best(lambda s: (logits + 5 * abs(s - 0.75) * noise)[None], labels)
+    _, scale, _ = calibration.best(lambda s: (logits + 5 * abs(s - 0.75) * noise)[None], Labels(labels))
     assert scale == 0.75
 
 
@@ -134,14 +136,14 @@ def test_a_file_keeps_the_calibration(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (TensorDataset(torch.zeros(5, 4)), "tuples of an input and a label"),
+        (TensorDataset(torch.zeros(5, 4)), "tuples of an input and a target"),
         (TensorDataset(torch.zeros(0, 4), torch.zeros(0).long()), "the dataset is empty"),
-        (TensorDataset(torch.zeros(5, 4), torch.zeros(5)), "calibrate is for classification"),
+        (TensorDataset(torch.zeros(5, 4), torch.zeros(5)), "one integer label for each sample"),
         (
             TensorDataset(torch.zeros(5, 4), torch.full((5,), 3)),
             "label 3 is out of range: the model has 3 classes, 0 to 2",
         ),
-        (TensorDataset(torch.full((5, 4), torch.nan), torch.zeros(5).long()), "logits that are not finite"),
+        (TensorDataset(torch.full((5, 4), torch.nan), torch.zeros(5).long()), "outputs that are not finite"),
     ],
 )
 def test_what_cannot_be_calibrated_is_refused(data: TensorDataset, said: str) -> None:
@@ -151,10 +153,63 @@ def test_what_cannot_be_calibrated_is_refused(data: TensorDataset, said: str) ->
         Twins(nn.Linear(4, 3)).estimate().calibrate(classes(10), samples=1)
 
 
-@pytest.mark.parametrize("task", ["regression", "gaussian"])
-def test_an_estimate_of_values_has_no_temperature(task: Any) -> None:
+def test_an_estimate_of_values_without_their_noise_has_no_likelihood() -> None:
     estimate = Twins(nn.Linear(4, 2)).estimate()
-    estimate.task = task
-    with pytest.raises(ValueError, match=f"calibrate is for classification, and this estimate is for {task}"):
+    estimate.task = "regression"
+    with pytest.raises(ValueError, match='train with the loss "gaussian"'):
         estimate.calibrate(classes(10))
     assert (estimate.temperature, estimate.scale) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize(("n", "factor"), [(3, 0.0), (3, 4.0), (500, 0.3), (500, 1.0), (500, 4.0)])
+def test_the_temperature_of_values_is_how_much_further_off_they_are_than_the_model_says(n: int, factor: float) -> None:
+    """With one imaginary sample that is as far off as it says: T = (sum of residual^2 / variance + 1) / (n + 1)."""
+    variance = torch.rand(n, 1, generator=seeded(0)) + 0.5
+    values = (factor * variance).sqrt() * torch.randn(n, 1, generator=seeded(1))
+    outputs = torch.cat([torch.zeros(n, 1), variance.log()], 1)[None]
+    expected = ((values.square() / variance).sum() + 1).item() / (n + 1)
+    assert calibration.temperature(outputs, Values(values)) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("true", [0.5, 1.5])
+def test_the_scale_of_values_is_that_of_the_weights_that_made_them(true: float) -> None:
+    """y = w x + e with w ~ N(0, true^2) for each sample: what the draws of w do not explain differs with x."""
+    x, e, w = torch.randn(3, 4000, 1, generator=seeded(0)).unbind()
+    values, logarithms = true * w * x + 0.1 * e, torch.full((4000, 1), math.log(0.1**2))
+
+    def outputs(scale: float) -> Tensor:
+        means = [sign * scale * x / 2**0.5 for sign in (-1, 1)]  # two draws, of variance (scale x)^2
+        return torch.stack([torch.cat([mean, logarithms], 1) for mean in means])
+
+    temperature, scale, _ = calibration.best(outputs, Values(values))
+    assert scale == true
+    assert 0.7 < temperature < 1.4
+
+
+def test_a_model_that_predicts_a_variance_uses_what_calibrate_finds(tmp_path: Path) -> None:
+    x = torch.randn(200, 4, generator=seeded(0))
+    y = x.sum(1) + 3 * torch.randn(200, generator=seeded(1))
+    estimate = twins_of_values().estimate()
+    estimate.task = "gaussian"
+    before = estimate.predict(x)
+    loss = estimate.calibrate(TensorDataset(x, y))
+    found = estimate.predict(x)
+    assert found.nll(y[:, None]).mean().item() == pytest.approx(loss, rel=1e-4)
+    assert loss < before.nll(y[:, None]).mean().item() - 0.1
+    unscaled = estimate.predict(x, scale=1.0).noise
+    assert unscaled is not None
+    assert before.noise is not None
+    torch.testing.assert_close(unscaled, estimate.temperature**0.5 * before.noise)
+    estimate.save(tmp_path / "e.safetensors")
+    loaded = Estimate.load(tmp_path / "e.safetensors", nn.Linear(4, 2))
+    assert torch.equal(loaded.predict(x).mean, found.mean)
+
+
+def twins_of_values() -> Twins:
+    twins = Twins(nn.Linear(4, 2))
+    with torch.no_grad():
+        for twin, sign in zip(twins, (-1, 1), strict=True):
+            for p in twin.parameters():
+                p.fill_(0.05 * sign)
+    twins.update()
+    return twins

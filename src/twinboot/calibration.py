@@ -1,20 +1,27 @@
 """The temperature and the scale of the weight noise with which an estimate predicts some samples best.
 
-A temperature divides logits: above 1 it makes a model less sure of itself. The scale multiplies sigma where weights are
-drawn. Both are chosen by the negative log-likelihood of samples that no twin saw, so they know nothing of training.
+A temperature T makes a model less sure of itself where it is above 1: a probability p becomes p^(1/T), and is scaled to
+be one again. It divides logits, and multiplies the variance of a normal distribution. The scale multiplies sigma where
+weights are drawn. Both are chosen by the negative log-likelihood of samples that no twin saw, so they know nothing of
+training.
 
 Where all of a few samples are predicted right, their likelihood only grows as the temperature falls. So one imaginary
-sample is counted with them: its log-probabilities are the means of theirs, and its label is divided evenly among all
-classes (as in Laplace's rule of succession, which has one sample for each class). Among many samples it hardly counts.
+sample is counted with them. Of classes: its log-probabilities are the means of theirs, and its label is divided evenly
+among all classes (as in Laplace's rule of succession, which has one sample for each class). Of values: it is as far off
+as the model says without a temperature. Among many samples it hardly counts.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from .losses import like
+from .prediction import Task, checked_labels
 
 SCALES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 COLDEST, HOTTEST = math.log(0.05), math.log(20.0)
@@ -22,48 +29,95 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 IMPOSSIBLE = -50.0  # log-probability of what a model rules out, such as classes that it masks: as bad as can be
 
 
-def best(logits: Callable[[float], Tensor], labels: Tensor) -> tuple[float, float, float]:
-    """Temperature, scale, and the loss with both. `logits` gives [draws, samples, classes] for a scale."""
+class Truth(Protocol):
+    """What a model's outputs, [draws, samples, ...], are judged by: the mean negative log-likelihood of it at a
+    temperature, and the same with the imaginary sample."""
+
+    def nll(self, outputs: Tensor, temperature: float) -> float: ...
+
+    def cautious(self, outputs: Tensor, temperature: float) -> float: ...
+
+
+def truth(task: Task, targets: Tensor, outputs: Tensor) -> Truth:
+    """The targets, checked against what a model gives for them."""
+    if task == "classification":
+        return Labels(checked_labels(targets, outputs))
+    return Values(like(targets, outputs.chunk(2, -1)[0]))
+
+
+def best(outputs: Callable[[float], Tensor], truth: Truth) -> tuple[float, float, float]:
+    """Temperature, scale, and the loss with both. `outputs` gives those of the draws for a scale."""
     found = []
     for scale in SCALES:
-        drawn = logits(scale)
-        hot = temperature(drawn, labels)
-        found.append((cautious(drawn, labels, hot), scale, hot, nll(drawn, labels, hot)))
+        drawn = outputs(scale)
+        hot = temperature(drawn, truth)
+        found.append((truth.cautious(drawn, hot), scale, hot, truth.nll(drawn, hot)))
     _, scale, hot, loss = min(found)
     return hot, scale, loss
 
 
-def nll(logits: Tensor, labels: Tensor, temperature: float) -> float:
-    """The mean negative log-likelihood of labels under probabilities that are averaged over the draws."""
-    return -_precise(_averaged(logits, temperature).gather(1, labels[:, None])).mean().item()
-
-
-def cautious(logits: Tensor, labels: Tensor, temperature: float) -> float:
-    """The same with one imaginary sample more: the mean of all samples, its label divided among all classes."""
-    logs = _averaged(logits, temperature)
-    own, imaginary = _precise(logs.gather(1, labels[:, None])), _precise(logs.clamp_min(IMPOSSIBLE).mean(1))
-    return -((own.sum() + imaginary.mean()) / (len(labels) + 1)).item()
-
-
-def _averaged(logits: Tensor, temperature: float) -> Tensor:
-    """Logarithms of probabilities that are averaged over the draws: [samples, classes]."""
-    return (logits / temperature).log_softmax(2).logsumexp(0) - math.log(len(logits))
-
-
-def _precise(values: Tensor) -> Tensor:
-    return values.cpu().double()  # some devices have no float64
-
-
-def temperature(logits: Tensor, labels: Tensor) -> float:
+def temperature(outputs: Tensor, truth: Truth) -> float:
     """That with the lowest `cautious` loss: over a wide grid, then by golden section between its neighbours."""
     grid = torch.linspace(COLDEST, HOTTEST, 25).tolist()
-    losses = [cautious(logits, labels, math.exp(t)) for t in grid]
+    losses = [truth.cautious(outputs, math.exp(t)) for t in grid]
     lowest = losses.index(min(losses))
     low, high = grid[max(lowest - 1, 0)], grid[min(lowest + 1, len(grid) - 1)]
     for _ in range(20):  # to 10^-5 of the logarithm
         step = GOLDEN * (high - low)
-        if cautious(logits, labels, math.exp(high - step)) < cautious(logits, labels, math.exp(low + step)):
+        if truth.cautious(outputs, math.exp(high - step)) < truth.cautious(outputs, math.exp(low + step)):
             high = low + step
         else:
             low = high - step
     return math.exp((low + high) / 2)
+
+
+class Labels:
+    """Of classes: outputs are logits, whose probabilities are averaged over the draws."""
+
+    def __init__(self, labels: Tensor) -> None:
+        self.labels = labels[:, None]
+
+    def nll(self, outputs: Tensor, temperature: float) -> float:
+        return -_precise(self._logs(outputs, temperature).gather(1, self.labels)).mean().item()
+
+    def cautious(self, outputs: Tensor, temperature: float) -> float:
+        logs = self._logs(outputs, temperature)
+        own, imaginary = _precise(logs.gather(1, self.labels)), _precise(logs.clamp_min(IMPOSSIBLE).mean(1))
+        return -((own.sum() + imaginary.mean()) / (len(own) + 1)).item()
+
+    def _logs(self, outputs: Tensor, temperature: float) -> Tensor:
+        """Logarithms of probabilities: [samples, classes]."""
+        return (outputs / temperature).log_softmax(2).logsumexp(0) - math.log(len(outputs))
+
+
+class Values:
+    """Of values: outputs are means and log-variances, as of `task="gaussian"`. All draws together are taken for one
+    normal distribution, as `Prediction.nll` does."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+
+    def nll(self, outputs: Tensor, temperature: float) -> float:
+        squares, variance, _ = self._moments(outputs, temperature)
+        return _normal(squares, variance).mean().item()
+
+    def cautious(self, outputs: Tensor, temperature: float) -> float:
+        squares, variance, untempered = self._moments(outputs, temperature)
+        own, imaginary = _normal(squares, variance), _normal(untempered, variance)
+        return ((own.sum(0) + imaginary.mean(0)) / (len(own) + 1)).mean().item()
+
+    def _moments(self, outputs: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Squared residuals, and the variance with and without the temperature."""
+        means, logarithms = _precise(outputs).chunk(2, -1)
+        spread = means.var(0) if len(means) > 1 else torch.zeros_like(means[0])
+        noise = logarithms.exp().mean(0)
+        return (_precise(self.values) - means.mean(0)).square(), spread + temperature * noise, spread + noise
+
+
+def _normal(squares: Tensor, variance: Tensor) -> Tensor:
+    """Negative log-likelihood of what is so far, squared, from the mean of a normal distribution."""
+    return 0.5 * (squares / variance + variance.log() + math.log(2 * math.pi))
+
+
+def _precise(values: Tensor) -> Tensor:
+    return values.cpu().double()  # some devices have no float64

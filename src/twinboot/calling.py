@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -43,7 +44,12 @@ def called(module: nn.Module, task: Task, temperature: float, weights: dict[str,
             "gaussian needs a mean and a log-variance for each value along the last dimension, but the model gives "
             f"shape {tuple(output.shape)}."
         )
-    return output / temperature if task == "classification" and temperature != 1 else output
+    if temperature == 1 or task == "regression":
+        return output
+    if task == "classification":
+        return output / temperature
+    means, logarithms = output.chunk(2, -1)
+    return torch.cat([means, logarithms + math.log(temperature)], -1)
 
 
 def first_tensor(batch: Any) -> Tensor:

@@ -21,7 +21,7 @@ from .devices import moved
 from .noise import normals
 from .options import one_of, require_known, require_one_of
 from .partition import Partition
-from .prediction import TASKS, Moments, Prediction, Task, checked_labels, combine
+from .prediction import TASKS, Moments, Prediction, Task, combine
 from .replicate import Places, mean, overwrite_, replicate, wide
 from .seeds import derive
 from .sharding import refuse_copy, whole
@@ -42,7 +42,7 @@ class Estimate(nn.Module):
         super().__init__()
         self.module = module
         self.partition = partition
-        self.temperature = self.scale = 1.0  # of logits, and of sigma; `calibrate` finds better ones
+        self.temperature = self.scale = 1.0  # of likelihoods, and of sigma; `calibrate` finds better ones
         # Of `predict`, if it is not told another one; `fit` knows by its loss, or has None by one of the user's own.
         self.task: Task | None = "classification"
         self.eval()
@@ -177,44 +177,49 @@ class Estimate(nn.Module):
     def calibrate(
         self, dataset: Dataset[Any], *, samples: int = 32, batch_size: int = 256, seed: int = 0, **options: Any
     ) -> float:
-        """For classes: find the temperature and the scale of the weight noise that predict a dataset's labels best.
+        """Find the temperature and the scale of the weight noise that predict a dataset's targets best.
 
-        Give samples that no twin saw, `Subset(dataset, bootstrap.unseen)`: those of training would make the model too
-        sure of itself. One imaginary sample, its label divided among all classes, is counted with them, so that a few
-        that are all predicted right do not make it far too sure. `predict` uses both from then on, and `save` keeps
-        them. Returns the mean negative log-likelihood of the samples with them. The scale is one of eight from 0 to 2,
-        each with a temperature of its own. Warns if the best scale is 0, which takes all weight noise away.
+        For classes, or for a model that predicts a variance, too (`"gaussian"`), which the temperature multiplies. Give
+        samples that no twin saw, `Subset(dataset, bootstrap.unseen)`: those of training would make the model too sure
+        of itself. One imaginary sample is counted with them, so that a few that are all predicted right do not make it
+        far too sure (`twinboot.calibration`). `predict` uses both from then on, and `save` keeps them. Returns the mean
+        negative log-likelihood of the samples with them. The scale is one of eight from 0 to 2, each with a temperature
+        of its own. Warns if the best scale is 0, which takes all weight noise away.
 
         `options` are those of a `DataLoader`, such as the `collate_fn` of training.
         """
         require_known(options, self.calibrate, DataLoader)
         if samples < 2:
             raise ValueError(f"samples must be at least 2, not {samples!r}.")
-        if self.task not in ("classification", None):
-            raise ValueError(f"calibrate is for classification, and this estimate is for {self.task}.")
+        if self.task == "regression":
+            raise ValueError(
+                "calibrate needs a likelihood, and this estimate predicts values without their noise: train with the "
+                'loss "gaussian", or give the noise to interval().'
+            )
+        task = self.task or "classification"
         batches = list(DataLoader(dataset, batch_size, **{"generator": torch.Generator(), **options}))
         if not batches:
             raise ValueError("the dataset is empty: there is nothing to calibrate by.")
         if not all(isinstance(batch, (tuple, list)) and len(batch) > 1 for batch in batches):
-            raise TypeError("samples of the dataset must be tuples of an input and a label.")
-        labels = torch.cat([batch[-1] for batch in batches]).to(self.partition.sigma.device)
-        if labels.ndim != 1 or labels.is_floating_point():
-            raise TypeError("calibrate is for classification: there must be one integer label for each sample.")
+            raise TypeError("samples of the dataset must be tuples of an input and a target.")
+        targets = torch.cat([batch[-1] for batch in batches]).to(self.partition.sigma.device)
+        if task == "classification" and (targets.ndim != 1 or targets.is_floating_point()):
+            raise TypeError("calibrate needs one integer label for each sample where classes are predicted.")
 
-        def logits(scale: float) -> Tensor:
+        def outputs(scale: float) -> Tensor:
             draws = [derive(seed, "predict", s) for s in range(samples)] if scale else []
             drawn = []
             for weights in self._stacks(draws, scale, vectorize=False):
-                inputs = (moved(tuple(batch[:-1]), labels.device) for batch in batches)
-                drawn.append(torch.cat([called(self.module, "classification", 1.0, weights, x) for x in inputs]))
+                inputs = (moved(tuple(batch[:-1]), targets.device) for batch in batches)
+                drawn.append(torch.cat([called(self.module, task, 1.0, weights, x) for x in inputs]))
             return torch.stack(drawn)
 
         with torch.no_grad(), evaluating(self.module):
-            of_mean = logits(0.0)[0]
+            of_mean = outputs(0.0)[0]
             if not of_mean.isfinite().all():
-                raise ValueError("the model gives logits that are not finite for these samples: look for bad ones.")
-            labels = checked_labels(labels, of_mean)
-            self.temperature, self.scale, loss = calibration.best(logits, labels)
+                raise ValueError("the model gives outputs that are not finite for these samples: look for bad ones.")
+            truth = calibration.truth(task, targets, of_mean)
+            self.temperature, self.scale, loss = calibration.best(outputs, truth)
         if self.scale == 0:
             warnings.warn(
                 "these samples are predicted best without weight noise, so that the draws of `predict` are now all the "

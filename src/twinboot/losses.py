@@ -38,7 +38,7 @@ def classification(logits: Tensor, labels: Tensor) -> Tensor:
 
 def regression(values: Tensor, target: Tensor) -> Tensor:
     """Squared error, a mean over what else a sample has."""
-    return (values - _like(target, values)).square().reshape(len(values), -1).mean(1)
+    return (values - like(target, values)).square().reshape(len(values), -1).mean(1)
 
 
 def gaussian(heads: Tensor, target: Tensor) -> Tensor:
@@ -49,12 +49,12 @@ def gaussian(heads: Tensor, target: Tensor) -> Tensor:
             f"gaussian needs a mean and a log-variance for each value, but the model gives {_shape(heads)}."
         )
     mean, log_variance = heads.chunk(2, -1)
-    residual = mean - _like(target, mean)
+    residual = mean - like(target, mean)
     values = 0.5 * (residual.square() * (-log_variance).exp() + log_variance + math.log(2 * math.pi))
     return values.reshape(len(values), -1).mean(1)
 
 
-def _like(target: Tensor, values: Tensor) -> Tensor:
+def like(target: Tensor, values: Tensor) -> Tensor:
     """Targets [n] also stand for [n, 1]. Nothing else is broadcast: [n] against [n, 1] would be a square."""
     if (*target.shape, 1) == values.shape:
         target = target.unsqueeze(-1)

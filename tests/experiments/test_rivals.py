@@ -29,7 +29,7 @@ def test_the_temperature_of_a_hold_out_is_the_best_for_it(tmp_path: Path) -> Non
     held[found.trained_on] = False
     x, y = TASK.x[held], TASK.y[held]
     logs = found.rows["single, best loss on a hold-out"](x).double().log()
-    expected = calibration.temperature(logs[None], y)  # of logits but for a constant in each row
+    expected = calibration.temperature(logs[None], calibration.Labels(y))  # of logits but for a constant in each row
     warmed = (logs / expected).softmax(1)
     torch.testing.assert_close(
         found.rows["single, best loss, temperature by the hold-out"](x).double(), warmed, rtol=1e-3, atol=1e-4

@@ -39,7 +39,7 @@ def hold_out(task: Task, scratch: Path, tick: Tick) -> Trained:
     held = torch.randperm(len(task.y), generator=order)[: round(HELD_OUT * len(task.y))]
     run = _single(task, scratch, tick, held=held, average=Average(POWER), averaged=range(1, task.epochs + 1))
     at_best, logits = run.of("loss"), logits_of(run.of("loss"), task.x[held])[None]
-    temperature = calibration.temperature(logits, task.y[held])
+    temperature = calibration.temperature(logits, calibration.Labels(task.y[held]))
     rows = {
         "single, best loss on a hold-out": of_mean(at_best),
         "single, best accuracy on a hold-out": of_mean(run.of("accuracy")),
