@@ -2,7 +2,7 @@ import hashlib
 import threading
 from collections.abc import Iterator
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,20 @@ def test_a_download_tells_its_progress_and_is_not_repeated(
 def test_without_a_function_for_it_progress_is_a_line(
     tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    serve(monkeypatch, server + "good")
+    download("mnist", tmp_path)
+    size = f"{len(CONTENT) / 2**20:.0f}"
+    assert capsys.readouterr().err == f"images.gz: {size} of {size} MiB\n"
+
+
+def test_a_server_that_does_not_say_how_much_there_is_gets_a_line_too(
+    tmp_path: Path, server: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def without_length(self: SimpleHTTPRequestHandler, name: str, value: str) -> None:
+        if name != "Content-Length":
+            BaseHTTPRequestHandler.send_header(self, name, value)
+
+    monkeypatch.setattr(Quiet, "send_header", without_length)
     serve(monkeypatch, server + "good")
     download("mnist", tmp_path)
     size = f"{len(CONTENT) / 2**20:.0f}"

@@ -189,6 +189,8 @@ def _chunks(url: str) -> Iterator[tuple[bytes, int, int | None]]:
             while chunk := response.read(CHUNK):
                 done += len(chunk)
                 yield chunk, done, total
+            if total is None:
+                yield b"", done, done  # now it is known
     except urllib.error.HTTPError as error:
         error.close()
         raise _FailedError(f"HTTP {error.code}") from None
