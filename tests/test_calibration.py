@@ -149,6 +149,15 @@ def test_a_file_keeps_the_calibration(tmp_path: Path) -> None:
 def test_what_cannot_be_calibrated_is_refused(data: TensorDataset, said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=said):
         Twins(mlp()).estimate().calibrate(data)
+    values = TensorDataset(torch.zeros(2, 4), torch.tensor([[0.0], [math.inf]]))
+    with pytest.raises(ValueError, match="some targets are not finite"):
+        twins_of_values().estimate().calibrate(values, task="gaussian")
+    with pytest.raises(ValueError, match=r"targets have shape \(2, 3\), but the model gives \(2, 1\)"):
+        twins_of_values().estimate().calibrate(TensorDataset(torch.zeros(2, 4), torch.zeros(2, 3)), task="gaussian")
+    own = twins_of_values().estimate()
+    own.task = None  # as `fit` leaves it after a loss of the user's own
+    with pytest.raises(ValueError, match="a loss of your own does not tell what the model predicts"):
+        own.calibrate(values)
     with pytest.raises(ValueError, match="samples must be at least 2"):
         Twins(nn.Linear(4, 3)).estimate().calibrate(classes(10), samples=1)
 
@@ -161,14 +170,14 @@ def test_an_estimate_of_values_without_their_noise_has_no_likelihood() -> None:
     assert (estimate.temperature, estimate.scale) == (1.0, 1.0)
 
 
-@pytest.mark.parametrize(("n", "factor"), [(3, 0.0), (3, 4.0), (500, 0.3), (500, 1.0), (500, 4.0)])
+@pytest.mark.parametrize(("n", "factor"), [(3, 0.0), (3, 4.0), (500, 0.3), (500, 1.0), (500, 300.0)])
 def test_the_temperature_of_values_is_how_much_further_off_they_are_than_the_model_says(n: int, factor: float) -> None:
     """With one imaginary sample that is as far off as it says: T = (sum of residual^2 / variance + 1) / (n + 1)."""
     variance = torch.rand(n, 1, generator=seeded(0)) + 0.5
     values = (factor * variance).sqrt() * torch.randn(n, 1, generator=seeded(1))
     outputs = torch.cat([torch.zeros(n, 1), variance.log()], 1)[None]
     expected = ((values.square() / variance).sum() + 1).item() / (n + 1)
-    assert calibration.temperature(outputs, Values(values)) == pytest.approx(expected, rel=1e-4)
+    assert calibration.temperature(outputs, Values(values, outputs)) == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("true", [0.5, 1.5])
@@ -181,9 +190,22 @@ def test_the_scale_of_values_is_that_of_the_weights_that_made_them(true: float) 
         means = [sign * scale * x / 2**0.5 for sign in (-1, 1)]  # two draws, of variance (scale x)^2
         return torch.stack([torch.cat([mean, logarithms], 1) for mean in means])
 
-    temperature, scale, _ = calibration.best(outputs, Values(values))
+    temperature, scale, _ = calibration.best(outputs, Values(values, outputs(1.0)))
     assert scale == true
     assert 0.7 < temperature < 1.4
+
+
+def test_the_imaginary_value_is_as_far_off_whatever_the_scale() -> None:
+    """Its own loss is lowest where the variance is what the model expects before: at scale 1."""
+    draws = torch.tensor([[[-1.0, 0.0]], [[1.0, 0.0]]])  # two draws of one sample, each with a variance of 1
+    truth = Values(torch.zeros(1, 1), draws)
+    assert truth.expected.item() == 3
+
+    def imaginary(scale: float) -> float:
+        outputs = draws * torch.tensor([scale, 1.0])
+        return 2 * truth.cautious(outputs, 1.0) - truth.nll(outputs, 1.0)
+
+    assert min(calibration.SCALES, key=imaginary) == 1
 
 
 def test_a_model_that_predicts_a_variance_uses_what_calibrate_finds(tmp_path: Path) -> None:
@@ -201,8 +223,32 @@ def test_a_model_that_predicts_a_variance_uses_what_calibrate_finds(tmp_path: Pa
     assert before.noise is not None
     torch.testing.assert_close(unscaled, estimate.temperature**0.5 * before.noise)
     estimate.save(tmp_path / "e.safetensors")
-    loaded = Estimate.load(tmp_path / "e.safetensors", nn.Linear(4, 2))
-    assert torch.equal(loaded.predict(x).mean, found.mean)
+    again = Estimate.load(tmp_path / "e.safetensors", nn.Linear(4, 2)).predict(x)
+    assert again.noise is not None
+    assert found.noise is not None
+    assert torch.equal(again.noise, found.noise)
+    for vectorize in (False, True):
+        alike = estimate.predict(x, vectorize=vectorize)
+        assert alike.noise is not None
+        torch.testing.assert_close((alike.mean, alike.std, alike.noise), (found.mean, found.std, found.noise))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_several_values_of_a_sample_are_calibrated_together_and_targets_stay_as_fine_as_they_are(
+    dtype: torch.dtype,
+) -> None:
+    x = torch.randn(300, 4, generator=seeded(0), dtype=dtype)
+    y = 100 + 0.3 * torch.randn(300, 2, generator=seeded(1))
+    estimate = Twins(nn.Linear(4, 4)).estimate().to(dtype)
+    with torch.no_grad():
+        estimate.module.get_parameter("weight").zero_()
+        estimate.module.get_parameter("bias").copy_(torch.tensor([100.0, 100.0, -4.0, -4.0]))
+    with pytest.warns(UserWarning, match="predicted best without weight noise"):  # sigma is 0: of equals the first
+        loss = estimate.calibrate(TensorDataset(x, y), task="gaussian")
+    expected = ((y - 100).square().mean(0) / math.exp(-4)).mean().item()
+    assert estimate.temperature == pytest.approx(expected, rel=0.01)
+    found = estimate.predict(x, samples=0, task="gaussian").nll(y).mean().item()
+    assert found == pytest.approx(loss, rel=1e-3)
 
 
 def twins_of_values() -> Twins:

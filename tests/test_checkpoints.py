@@ -90,6 +90,9 @@ def test_what_stops_the_writer_is_said_without_its_source(tmp_path: Path, monkey
     monkeypatch.setattr(torch, "save", stops)
     with pytest.raises(OSError, match=r"epoch-1.pt: PyTorch could not write all of it; the checkpoint before it is as"):
         Checkpoints(tmp_path, keep=1).save(1, {})
+    monkeypatch.setattr(torch, "save", lambda state, path: torch.zeros(1, device="meta").item())
+    with pytest.raises(OSError, match=r"epoch-1.pt: Tensor.item\(\) cannot be called on meta tensors; the checkpoint"):
+        Checkpoints(tmp_path, keep=1).save(1, {})
 
 
 def test_what_a_kill_left_half_written_is_removed(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Optimizers that are made for the twins, and what would train nothing."""
 
-from typing import Any
+import time
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -49,14 +51,28 @@ def test_what_would_train_nothing_is_refused(make: Any, said: str) -> None:
         made(make, OWN, 0.1)
 
 
+class OwnScheduler(torch.optim.lr_scheduler.LRScheduler):
+    """With a number that differs from run to run."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.began = time.time()
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float | torch.Tensor]:
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+
 def test_settings_of_a_scheduler_are_what_it_was_made_with_but_for_functions() -> None:
     rate = torch.optim.lr_scheduler
     optimizer = torch.optim.SGD(OWN, 0.1)
     assert settings_of_scheduler(None) == {}
-    assert settings_of_scheduler(rate.MultiStepLR(optimizer, [3, 5]))["milestones"] == "Counter({3: 1, 5: 1})"
+    assert settings_of_scheduler(rate.MultiStepLR(optimizer, [3, 5]))["milestones"] == "{3: 1, 5: 1}"
+    step = settings_of_scheduler(rate.StepLR(torch.optim.SGD(OWN, cast(float, np.float64(0.1))), 4, np.float64(0.5)))
+    assert step == {"step_size": "4", "gamma": "0.5"}
     chain = [rate.SequentialLR(optimizer, [rate.StepLR(optimizer, n), rate.StepLR(optimizer, 3)], [2]) for n in (4, 5)]
     assert settings_of_scheduler(chain[0]) != settings_of_scheduler(chain[1])
     own = rate.LambdaLR(optimizer, lambda epoch: 1.0)
     assert not any(" at 0x" in value for value in settings_of_scheduler(own).values())
+    assert settings_of_scheduler(OwnScheduler(optimizer)) == {}
     swa = torch.optim.swa_utils.SWALR(optimizer, 0.05)
     assert not any(" at 0x" in value for value in settings_of_scheduler(swa).values())

@@ -8,7 +8,7 @@ training.
 Where all of a few samples are predicted right, their likelihood only grows as the temperature falls. So one imaginary
 sample is counted with them. Of classes: its log-probabilities are the means of theirs, and its label is divided evenly
 among all classes (as in Laplace's rule of succession, which has one sample for each class). Of values: it is as far off
-as the model says without a temperature. Among many samples it hardly counts.
+as the model says before it is calibrated. Among many samples it hardly counts.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ from .losses import like
 from .prediction import Task, checked_labels
 
 SCALES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
-COLDEST, HOTTEST = math.log(0.05), math.log(20.0)
 GOLDEN = (math.sqrt(5) - 1) / 2
 IMPOSSIBLE = -50.0  # log-probability of what a model rules out, such as classes that it masks: as bad as can be
 
 
 class Truth(Protocol):
     """What a model's outputs, [draws, samples, ...], are judged by: the mean negative log-likelihood of it at a
-    temperature, and the same with the imaginary sample."""
+    temperature, and the same with the imaginary sample. Temperatures go from 1 / hottest to hottest."""
+
+    hottest: float
 
     def nll(self, outputs: Tensor, temperature: float) -> float: ...
 
@@ -39,10 +40,10 @@ class Truth(Protocol):
 
 
 def truth(task: Task, targets: Tensor, outputs: Tensor) -> Truth:
-    """The targets, checked against what a model gives for them."""
+    """The targets, checked against what a model gives for them before it is calibrated."""
     if task == "classification":
-        return Labels(checked_labels(targets, outputs))
-    return Values(like(targets, outputs.chunk(2, -1)[0]))
+        return Labels(checked_labels(targets, outputs[0]))
+    return Values(like(targets, _precise(outputs[0]).chunk(2, -1)[0]), outputs)
 
 
 def best(outputs: Callable[[float], Tensor], truth: Truth) -> tuple[float, float, float]:
@@ -58,7 +59,8 @@ def best(outputs: Callable[[float], Tensor], truth: Truth) -> tuple[float, float
 
 def temperature(outputs: Tensor, truth: Truth) -> float:
     """That with the lowest `cautious` loss: over a wide grid, then by golden section between its neighbours."""
-    grid = torch.linspace(COLDEST, HOTTEST, 25).tolist()
+    end = math.log(truth.hottest)
+    grid = torch.linspace(-end, end, 25).tolist()
     losses = [truth.cautious(outputs, math.exp(t)) for t in grid]
     lowest = losses.index(min(losses))
     low, high = grid[max(lowest - 1, 0)], grid[min(lowest + 1, len(grid) - 1)]
@@ -73,6 +75,8 @@ def temperature(outputs: Tensor, truth: Truth) -> float:
 
 class Labels:
     """Of classes: outputs are logits, whose probabilities are averaged over the draws."""
+
+    hottest = 20.0
 
     def __init__(self, labels: Tensor) -> None:
         self.labels = labels[:, None]
@@ -92,26 +96,28 @@ class Labels:
 
 class Values:
     """Of values: outputs are means and log-variances, as of `task="gaussian"`. All draws together are taken for one
-    normal distribution, as `Prediction.nll` does."""
+    normal distribution, as `Prediction.nll` does. Those of before are the same for each scale: else that would seem
+    best with which the model is surest of itself."""
 
-    def __init__(self, values: Tensor) -> None:
-        self.values = values
+    hottest = 20.0**2  # of a variance: as far for the standard deviation as for logits
+
+    def __init__(self, values: Tensor, before: Tensor) -> None:
+        self.values = _precise(values)
+        self.expected = self._moments(before, 1.0)[1]
 
     def nll(self, outputs: Tensor, temperature: float) -> float:
-        squares, variance, _ = self._moments(outputs, temperature)
-        return _normal(squares, variance).mean().item()
+        return _normal(*self._moments(outputs, temperature)).mean().item()
 
     def cautious(self, outputs: Tensor, temperature: float) -> float:
-        squares, variance, untempered = self._moments(outputs, temperature)
-        own, imaginary = _normal(squares, variance), _normal(untempered, variance)
+        squares, variance = self._moments(outputs, temperature)
+        own, imaginary = _normal(squares, variance), _normal(self.expected, variance)
         return ((own.sum(0) + imaginary.mean(0)) / (len(own) + 1)).mean().item()
 
-    def _moments(self, outputs: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Squared residuals, and the variance with and without the temperature."""
+    def _moments(self, outputs: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Squared residuals, and the variance."""
         means, logarithms = _precise(outputs).chunk(2, -1)
         spread = means.var(0) if len(means) > 1 else torch.zeros_like(means[0])
-        noise = logarithms.exp().mean(0)
-        return (_precise(self.values) - means.mean(0)).square(), spread + temperature * noise, spread + noise
+        return (self.values - means.mean(0)).square(), spread + temperature * logarithms.exp().mean(0)
 
 
 def _normal(squares: Tensor, variance: Tensor) -> Tensor:

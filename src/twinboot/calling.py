@@ -48,7 +48,7 @@ def called(module: nn.Module, task: Task, temperature: float, weights: dict[str,
         return output
     if task == "classification":
         return output / temperature
-    means, logarithms = output.chunk(2, -1)
+    means, logarithms = (output if output.dtype == torch.float64 else output.float()).chunk(2, -1)
     return torch.cat([means, logarithms + math.log(temperature)], -1)
 
 

@@ -53,9 +53,9 @@ class Checkpoints:
         except (AttributeError, pickle.PicklingError) as error:
             raise TypeError(NOT_PLAIN.format(error)) from None
         except (OSError, RuntimeError) as error:
-            # Of PyTorch's own writer, which says where in its source it stopped, and no more.
-            written = "PyTorch could not write all of it"
-            reason = (error.strerror or str(error)) if isinstance(error, OSError) else written
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
+            if "inline_container" in reason:  # PyTorch's own writer says where in its source it stopped, and no more
+                reason = "PyTorch could not write all of it"
             raise OSError(f"can't write {path}: {reason}; the checkpoint before it is as it was.") from None
         for old in self._epochs()[: -self.keep]:
             self._path(old).unlink(missing_ok=True)

@@ -112,10 +112,7 @@ class Estimate(nn.Module):
         """
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 0 or samples == 1:
             raise ValueError(f"samples must be 0, for the mean model, or at least 2, for a spread, not {samples!r}.")
-        task = task or self.task
-        if task is None:
-            raise ValueError(f"a loss of your own does not tell what the model predicts: give task={one_of(TASKS)}.")
-        require_one_of(TASKS, "task", task)
+        task = self._task(task)
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size!r}.")
         scale = self.scale if scale is None else scale
@@ -136,6 +133,13 @@ class Estimate(nn.Module):
                 except Exception:  # vmap refuses some models, each in its own way; the loop below judges the rest
                     pass
             return self._predict(chunks, task, draws, scale, vectorize=bool(vectorize and draws))
+
+    def _task(self, asked: Task | None) -> Task:
+        task = asked or self.task
+        if task is None:
+            raise ValueError(f"a loss of your own does not tell what the model predicts: give task={one_of(TASKS)}.")
+        require_one_of(TASKS, "task", task)
+        return task
 
     def _predict(
         self, chunks: list[Callable[[], Any]], task: Task, draws: list[int], scale: float, vectorize: bool
@@ -175,7 +179,14 @@ class Estimate(nn.Module):
         return {n: (c + s * e).to(c.dtype) for n, c, s, e in zip(names, centers, sigmas, noise, strict=True)}
 
     def calibrate(
-        self, dataset: Dataset[Any], *, samples: int = 32, batch_size: int = 256, seed: int = 0, **options: Any
+        self,
+        dataset: Dataset[Any],
+        *,
+        samples: int = 32,
+        task: Task | None = None,
+        batch_size: int = 256,
+        seed: int = 0,
+        **options: Any,
     ) -> float:
         """Find the temperature and the scale of the weight noise that predict a dataset's targets best.
 
@@ -186,17 +197,18 @@ class Estimate(nn.Module):
         negative log-likelihood of the samples with them. The scale is one of eight from 0 to 2, each with a temperature
         of its own. Warns if the best scale is 0, which takes all weight noise away.
 
-        `options` are those of a `DataLoader`, such as the `collate_fn` of training.
+        `task` is that of `predict`, by default the estimate's own; `options` are those of a `DataLoader`, such as the
+        `collate_fn` of training.
         """
         require_known(options, self.calibrate, DataLoader)
         if samples < 2:
             raise ValueError(f"samples must be at least 2, not {samples!r}.")
-        if self.task == "regression":
+        task = self._task(task)
+        if task == "regression":
             raise ValueError(
                 "calibrate needs a likelihood, and this estimate predicts values without their noise: train with the "
                 'loss "gaussian", or give the noise to interval().'
             )
-        task = self.task or "classification"
         batches = list(DataLoader(dataset, batch_size, **{"generator": torch.Generator(), **options}))
         if not batches:
             raise ValueError("the dataset is empty: there is nothing to calibrate by.")
@@ -204,7 +216,9 @@ class Estimate(nn.Module):
             raise TypeError("samples of the dataset must be tuples of an input and a target.")
         targets = torch.cat([batch[-1] for batch in batches]).to(self.partition.sigma.device)
         if task == "classification" and (targets.ndim != 1 or targets.is_floating_point()):
-            raise TypeError("calibrate needs one integer label for each sample where classes are predicted.")
+            raise TypeError('calibrate needs one integer label for each sample; of values it needs task="gaussian".')
+        if not targets.isfinite().all():
+            raise ValueError("some targets are not finite: look for bad samples.")
 
         def outputs(scale: float) -> Tensor:
             draws = [derive(seed, "predict", s) for s in range(samples)] if scale else []
@@ -215,11 +229,11 @@ class Estimate(nn.Module):
             return torch.stack(drawn)
 
         with torch.no_grad(), evaluating(self.module):
-            of_mean = outputs(0.0)[0]
+            of_mean = outputs(0.0)
             if not of_mean.isfinite().all():
                 raise ValueError("the model gives outputs that are not finite for these samples: look for bad ones.")
-            truth = calibration.truth(task, targets, of_mean)
-            self.temperature, self.scale, loss = calibration.best(outputs, truth)
+            before = of_mean if task == "classification" else outputs(1.0)
+            self.temperature, self.scale, loss = calibration.best(outputs, calibration.truth(task, targets, before))
         if self.scale == 0:
             warnings.warn(
                 "these samples are predicted best without weight noise, so that the draws of `predict` are now all the "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -26,17 +27,23 @@ def settings(group: Mapping[str, Any]) -> dict[str, str]:
 
 
 def settings_of_scheduler(scheduler: torch.optim.lr_scheduler.LRScheduler | None) -> dict[str, str]:
-    """What a scheduler that has not stepped yet was made with, as far as it is plain: functions have no settings."""
-    state = scheduler.state_dict() if scheduler else {}
-    return {name: str(value) for name, value in state.items() if _is_plain(value)}
+    """What one of PyTorch's schedulers was made with, as far as it is plain: functions have no settings."""
+    if scheduler is None or not type(scheduler).__module__.startswith("torch.optim."):
+        return {}
+    return {name: str(value) for name, value in _settings(scheduler.state_dict()).items()}
 
 
-def _is_plain(value: Any) -> bool:
+# Of a scheduler: how far it is, and the rates, which are the optimizer's.
+_MOVES = {"last_epoch", "_step_count", "_last_lr", "base_lrs", "_is_initial", "_get_lr_called_within_step"}
+_PLAIN = (Mapping, list, tuple, bool, int, float, str, np.generic)
+
+
+def _settings(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return all(map(_is_plain, value.values()))
+        return {k: _settings(v) for k, v in value.items() if k not in _MOVES and isinstance(v, _PLAIN)}
     if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, (bool, int, float, str))
+        return [_settings(v) for v in value if isinstance(v, _PLAIN)]
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def made(make: Make | None, parameters: Sequence[nn.Parameter], rate: float) -> torch.optim.Optimizer:

@@ -1,6 +1,7 @@
 import pickle
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,10 +22,11 @@ def test_a_batch_reads_as_the_real_unpickler_reads_it(columns_first: bool) -> No
     assert labels.tolist() == y.tolist() == real[b"labels"]
 
 
-@pytest.mark.parametrize("protocol", [3, 4])
-def test_a_batch_that_was_written_anew_reads_as_well(protocol: int) -> None:
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("protocol", [3, 4, 5])
+def test_a_batch_that_was_written_anew_reads_as_well(protocol: int, order: Any) -> None:
     x, y = small_batches()["data_batch_1"]
-    data = pickle.dumps({b"data": x.reshape(len(x), -1), b"labels": y.tolist()}, protocol)
+    data = pickle.dumps({b"data": np.asarray(x.reshape(len(x), -1), order=order), b"labels": y.tolist()}, protocol)
     found, labels = image_files.cifar_pickle(data, "a batch")
     assert np.array_equal(found, x)
     assert labels.tolist() == y.tolist()

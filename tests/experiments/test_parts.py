@@ -78,10 +78,11 @@ def logged(name: str, log: Path, tick: Tick) -> dict[str, pd.DataFrame]:
     return one(name, tick)
 
 
-def test_a_part_that_measures_time_runs_alone_when_the_others_are_done(tmp_path: Path) -> None:
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_part_that_measures_time_runs_alone_when_the_others_are_done(tmp_path: Path, jobs: int) -> None:
     log = tmp_path / "log"
     parts = [Part(name, 1, partial(logged, name, log), alone=name in "xy") for name in "xyabc"]
-    compute(parts, tmp_path / "parts", lambda part: lambda: None, jobs=2)
+    compute(parts, tmp_path / "parts", lambda part: lambda: None, jobs=jobs)
     said = log.read_text().splitlines()
     assert {line[0] for line in said[:6]} == set("abc")
     assert said[6:] == ["x begins", "x ends", "y begins", "y ends"]

@@ -124,6 +124,12 @@ def _empty_array(*_: Any) -> _Array:
     return _Array()
 
 
+def _whole_array(values: Any, kind: Any, shape: Any, order: Any) -> _Array:
+    found = _Array()
+    found.__setstate__((1, shape, kind, order == "F", bytes(values)))
+    return found
+
+
 class _Plain(pickle.Unpickler):
     """A pickle can name any function of Python to be called. This unpickler knows the names below, and gives its own
     stand-ins for them; everything else that a batch holds (dictionary, list, int, bytes) needs no name."""
@@ -131,6 +137,7 @@ class _Plain(pickle.Unpickler):
     known = {  # noqa: RUF012 - never changed
         ("numpy.core.multiarray", "_reconstruct"): _empty_array,
         ("numpy._core.multiarray", "_reconstruct"): _empty_array,  # its name since numpy 2
+        ("numpy._core.numeric", "_frombuffer"): _whole_array,  # with protocol 5, the default since Python 3.14
         ("numpy", "ndarray"): _Array,
         ("numpy", "dtype"): _Kind,
     }

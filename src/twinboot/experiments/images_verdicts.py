@@ -46,7 +46,9 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
     if {OURS, BASE} <= set(rows["row"]):
         found.append(_calibrated(wide, number))
     if {OURS, DRAWS} & set(rows["row"]) and chosen(config)[1] > 2:
-        found += _structure(tables["sigma"], number, PRESETS[config.preset].normalisation)
+        sigma = tables["sigma"]
+        of_the_paper = sigma[sigma["method"].isin(["twins", "twins-draws"])]
+        found += _structure(of_the_paper, number, PRESETS[config.preset].normalisation)
     for ours in [row for row in CONTESTANTS if row in set(rows["row"])]:
         found += _equal_cost(rows, wide, ratios(tables["turns"]), ours)
     if {OURS, DRAWS} <= set(rows["row"]):

@@ -34,7 +34,7 @@ class RunError(Exception):
 def compute(parts: list[Part], directory: Path, begin: Callable[[Part], Tick], jobs: int) -> None:
     """Compute the parts that are not in the directory yet. `begin` gives the tick of each."""
     waiting = []
-    for part in parts:
+    for part in sorted(parts, key=lambda part: part.alone):
         if (directory / part.name).exists():
             _tick_through(part, begin(part))
         elif jobs == 1:
@@ -49,7 +49,7 @@ def _compute_at_once(parts: list[Part], directory: Path, begin: Callable[[Part],
     threads = max(1, torch.get_num_threads() // jobs)
     context = get_context("spawn")  # processes that begin anew: a fork of one in which torch has threads may hang
     ended, end = context.Pipe(duplex=False)
-    together, one_by_one = ([part for part in parts if part.alone == alone] for alone in (False, True))
+    together, one_by_one = ([part for part in parts if part.alone is alone] for alone in (False, True))
     with end, ProcessPoolExecutor(jobs, context, _begin_process, (threads, ended)) as pool:
         try:
             for some, at_once in ((together, jobs), (one_by_one, 1)):

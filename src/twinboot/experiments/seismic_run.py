@@ -95,7 +95,7 @@ RESPONSES: tuple[Response, ...] = ("tanh", "cubic")
 
 def parts(config: Config) -> list[Part]:
     found = [
-        Part(f"cost {rows} {_called(batch)}", config.turns, partial(_cost, config, rows, batch))
+        Part(f"cost {rows} {_called(batch)}", config.turns, partial(_cost, config, rows, batch), alone=True)
         for rows, batch in costed(config)
     ]
     for response in RESPONSES:
