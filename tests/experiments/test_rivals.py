@@ -1,5 +1,6 @@
 """Single models in several ways: each row is what its name says."""
 
+import warnings
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -11,7 +12,7 @@ from contest import TASK, network, patterns, trained
 from twinboot import calibration
 from twinboot.averaging import POWER, Average
 from twinboot.experiments.recipes import DROPOUT
-from twinboot.experiments.rivals import AS_DEAR, MORE, longer
+from twinboot.experiments.rivals import AS_DEAR, MORE, longer, variational
 from twinboot.experiments.single import Single, Split, plain
 from twinboot.experiments.task import of_mean
 
@@ -21,6 +22,7 @@ def test_averages_of_a_short_run_are_of_what_was_trained(tmp_path: Path) -> None
     for epochs in (1, 2):
         found = trained("single", tmp_path / str(epochs), replace(TASK, epochs=epochs, rate=0.02))
         assert (found.rows["SWA"](x).argmax(1) == y).double().mean() > 0.5
+        assert all(took > 1 for took in found.epochs.values())
 
 
 def test_the_temperature_of_a_hold_out_is_the_best_for_it(tmp_path: Path) -> None:
@@ -54,7 +56,7 @@ def test_averaged_dropout_is_the_average_over_its_epochs_as_that_of_the_twins_is
     x, _ = patterns(20, 3)
     usual, averaged, *_, most = (predict(x) for predict in found.rows.values())
     assert list(found.rows)[-1] == f"MC dropout, averaged, {MORE} times as long"
-    assert found.epochs[list(found.rows)[-1]] == MORE
+    assert found.epochs[list(found.rows)[-1]] == longer(TASK.epochs) / TASK.epochs
     for one, other in combinations((usual, averaged, most), 2):
         assert not torch.allclose(one, other, atol=1e-3)
 
@@ -66,7 +68,7 @@ def test_a_single_model_is_shown_after_as_long_as_twins_take(tmp_path: Path) -> 
         run.train(longer(TASK.epochs, more))
         row = f"single, {more} times as long"
         torch.testing.assert_close(found.rows[row](x), of_mean(run.of("last"))(x))
-        assert found.epochs[row] == more
+        assert found.epochs[row] == longer(TASK.epochs, more) / TASK.epochs
 
 
 def test_an_ensemble_is_the_mean_of_two_different_models(tmp_path: Path) -> None:
@@ -76,3 +78,19 @@ def test_an_ensemble_is_the_mean_of_two_different_models(tmp_path: Path) -> None
     assert not torch.allclose(one, both)
     assert (2 * both - one).min() > -1e-6  # the second's own probabilities
     assert found.epochs["ensemble of 2"] == 2
+
+
+@pytest.mark.parametrize(
+    ("epochs", "rates"), [(1, [1.0]), (4, [0.5, 0.75, 1.0, 0.5]), (12, [0.2, 0.36, 0.52, 0.68, 0.84, 1.0])]
+)
+def test_the_rate_of_ivon_rises_for_five_epochs_and_falls_along_a_cosine(epochs: int, rates: list[float]) -> None:
+    pytest.importorskip("ivon", reason="the extra compare is not installed")
+    optimizer, schedule = variational(replace(TASK, epochs=epochs))(network())
+    assert schedule is not None
+    found = []
+    for _ in range(epochs):
+        found.append(optimizer.param_groups[0]["lr"] / 0.2)
+        with warnings.catch_warnings(action="ignore"):  # that no step was taken
+            schedule.step()
+    assert found[: len(rates)] == pytest.approx(rates)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0)
