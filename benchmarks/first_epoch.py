@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/first_epoch.py DIR --page docs/first-epoch.md
 
 DIR holds the official files of CIFAR-10. VGG-16 with weight norm, at a quarter of its width, goes once through all
-50,000 images, as `fit` would do it: 782 steps. About 20 minutes of one core.
+50,000 images, as `fit` would do it. About 20 minutes of one core.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from twinboot import Bootstrap, Estimate, Fit, Twins, fit, resets
-from twinboot.experiments import datasets
+from twinboot.experiments import datasets, networks
 
 QUIET: dict[str, Any] = {"progress": False, "optimizer": lambda p: torch.optim.Adam(p, 0.02)}
 
@@ -254,6 +254,27 @@ def test_resets_within_epochs_come_after_the_steps_that_the_schedule_names(monke
     fit(mlp(), blobs(), epochs=2, batch_size=16, resample="draws", mode="mean", **QUIET)
     assert due[5:] == [60, 75]
     assert modes[5:] == ["mean", "mean"]
+
+
+def test_a_long_first_epoch_begins_with_more_resets_so_that_the_mean_of_the_twins_is_a_network() -> None:
+    """Twins of random weights that part for 168 steps have a mean that has hardly learned."""
+    images = datasets.load("digits")
+    x = datasets.standardised(images.train_x, datasets.moments_of(images.train_x))
+    data = TensorDataset(x, images.train_y)
+    for seed in (0, 1):
+        usual, parted = (
+            fit(
+                networks.small(10, 1, 0.5, seed=seed),
+                data,
+                epochs=1,
+                batch_size=8,
+                reset=reset,
+                seed=seed,
+                progress=False,
+            )
+            for reset in (None, resets.every(1))
+        )
+        assert usual.history["unseen"][0] < 0.75 * parted.history["unseen"][0]
 
 
 @pytest.mark.parametrize("schedule", [resets.growing(5, 1.2), resets.every(1)])  # the latter is due after the stop, too

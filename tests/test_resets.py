@@ -33,6 +33,16 @@ def test_growing_intervals_start_with_the_first_and_grow_by_the_factor(first: in
         assert interval == pytest.approx(first * factor**k, abs=1)
 
 
+def test_the_usual_schedule_is_the_papers_but_for_long_epochs_which_begin_with_more_resets() -> None:
+    assert resets.usual(100) == resets.every(1)
+    assert resets.usual(101) == resets.steps(resets.growing(10, 1.1, most=101))
+
+
+def test_a_schedule_is_described_by_what_it_does() -> None:
+    assert resets.described(resets.steps(resets.at(3, 1))) == "steps(at(counts=(1, 3)))"
+    assert resets.described(lambda count: True) == "a function"
+
+
 def test_growing_with_factor_one_is_every() -> None:
     assert due(resets.growing(7, 1.0), 50) == due(resets.every(7), 50)
     assert due(resets.growing(7, 1.0, most=9), 50) == due(resets.every(7), 50)

@@ -109,8 +109,9 @@ def fit(
         batch_size: draws of each twin in a step, in each process. With counts a batch has the distinct ones of so many,
             about 63 %, so that an epoch has as many steps as with draws; twins that divide the samples divide it, too.
         groups: which weights share one sigma, as in `Twins`.
-        reset: after which epochs the twins are reset; by default after each, as in the paper. Or after which steps,
-            counted over all epochs: `resets.steps(resets.growing(10, 1.1, most=80))`.
+        reset: after which epochs the twins are reset, or after which steps, counted over all epochs:
+            `resets.steps(resets.growing(10, 1.1, most=80))`. By default after each epoch, as in the paper; where an
+            epoch has more than 100 steps, as in this example, with an epoch for the longest interval.
         mode: how: `"sample"` as in the paper, `"mean"` or `"centered"`.
         noise: times sigma, that of the twins, is the noise on the weights in training; 1 in the paper.
         resample: `"counts"` or `"draws"`, as in `PairedLoader`: the same objective, the first with less work.
@@ -154,8 +155,6 @@ def fit(
         raise TypeError(f"amp must be a dtype, torch.bfloat16 or torch.float16, not {amp!r}.")
     if scheduler is not None and not callable(scheduler):
         raise TypeError("scheduler must be a function that makes one, such as lambda optimizer: StepLR(optimizer, 10).")
-    due = resets.checked(reset, resets.every(1))
-    by_step, by_epoch = resets.steps_and_epochs(due)
     run = Training(
         model,
         dataset,
@@ -170,6 +169,8 @@ def fit(
         amp=amp,
         **options,
     )
+    due = resets.checked(reset, resets.usual(len(run.loader)))
+    by_step, by_epoch = resets.steps_and_epochs(due)
     if patience is not None and not run.judges:
         raise ValueError("patience needs samples that no twin sees, and this bootstrap leaves none.")
     stepper = optimizers.made(optimizer, list(run.twins.parameters()), rate=0.001)

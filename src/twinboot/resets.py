@@ -20,6 +20,7 @@ from .options import require_one_of
 
 Mode = Literal["sample", "mean", "centered"]  # of what a reset does, `Twins.reset`
 MODES = get_args(Mode)
+SHORT = 100  # steps of an epoch: with 79, resets within epochs made no clear difference (docs/tried.md)
 
 
 def require_mode(mode: str) -> None:
@@ -160,6 +161,13 @@ def checked(reset: Schedule | None, usual: Schedule) -> Schedule:
 def steps_and_epochs(due: Schedule) -> tuple[Schedule, Schedule]:
     """A schedule as two: of what it says of steps, and of epochs; one of them is never due."""
     return (due, never()) if isinstance(due, steps) else (never(), due)
+
+
+def usual(epoch: int) -> Schedule:
+    """That of `fit`, where an epoch has so many steps: after each epoch, as in the paper; in long ones early at first,
+    for twins of random weights part within some hundred steps, and their mean is then no network
+    (docs/first-epoch.md)."""
+    return every(1) if epoch <= SHORT else steps(growing(first=10, factor=1.1, most=epoch))
 
 
 def described(schedule: Schedule) -> str:

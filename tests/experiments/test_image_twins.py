@@ -75,6 +75,7 @@ def test_early_resets_grow_from_ten_steps_to_a_plain_epoch() -> None:
     assert early.schedule(replace(TASK, batch=8)) == resets.steps(resets.growing(10, 1.1, most=19))
     assert early.schedule(replace(TASK, batch=75)) == resets.steps(resets.growing(10, 1.1, most=10))
     assert usual.schedule(TASK) == resets.every(3)
+    assert Recipe().schedule(TASK) is None
 
 
 def test_a_recipe_reaches_the_twins(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from ..averaging import POWER, Average
 from ..fit import Best
 from ..optimizers import adam
-from ..resets import steps_and_epochs
+from ..resets import steps_and_epochs, usual
 from ..training import Training
 from .experiment import Tick
 from .recipes import DROPOUT, TWINS
@@ -81,7 +81,7 @@ def _epoch(kind: str, task: Task) -> Callable[[int], float]:
     stepper = adam(training.twins.parameters(), task.rate)
     scaler = torch.amp.GradScaler(training.device.type, enabled=False)
     best = Best(training, Average(POWER))
-    by_step, by_epoch = steps_and_epochs(recipe.schedule(task))
+    by_step, by_epoch = steps_and_epochs(recipe.schedule(task) or usual(len(training.loader)))
 
     def together(epoch: int) -> float:
         began = time.perf_counter()

@@ -24,7 +24,7 @@ class Recipe:
     resample: Resample = "counts"
     decay: bool = False  # of the learning rate, along a cosine
     noise: float = 1.0
-    reset: int = 1  # every so many epochs
+    reset: int | None = None  # every so many epochs
     early: bool = False  # more resets at first: ten steps apart, each interval a tenth longer, up to a plain epoch
     groups: str = "layer"
     dropout: float = 0.0
@@ -35,12 +35,12 @@ class Recipe:
     def bootstrap(self, n: int, seed: int) -> Bootstrap:
         return Bootstrap(n, seed=seed, kind=self.kind, cover=self.cover)
 
-    def schedule(self, task: Task) -> Schedule:
-        """When to reset the twins."""
+    def schedule(self, task: Task) -> Schedule | None:
+        """When to reset the twins; None for the default of `fit`."""
         if self.early:
             steps = math.ceil(len(task.y) / task.batch)  # of an epoch of a single model
             return resets.steps(resets.growing(FIRST, 1.1, most=max(FIRST, steps)))
-        return resets.every(self.reset)
+        return None if self.reset is None else resets.every(self.reset)
 
     def epochs(self, of_single: int) -> int:
         return math.ceil(self.longer * of_single)

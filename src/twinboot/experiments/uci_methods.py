@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from .. import losses
+from .. import losses, resets
 from ..fit import fit
 from ..prediction import Prediction
 from ..randomness import seeded
@@ -92,6 +92,7 @@ def twins(config: Config, split: Split, seed: int) -> dict[str, Predicted]:
         epochs=config.epochs_of(rows),
         batch_size=config.batch_of(rows),
         groups=config.groups,
+        reset=resets.every(1),  # in epochs of any length, as in the paper
         mode=config.mode,
         seed=seed,
         progress=False,
