@@ -29,11 +29,10 @@ cifar10 divided cifar10-all tried changed: export MALLOC_TRIM_THRESHOLD_ = 42949
 
 # The image experiment on CIFAR-10: make cifar10 DATA=DIR, with the official files in DIR, and those of Fashion-MNIST as
 # images of another kind. Five seeds of seven methods take two to three hours on two cores; a run that is stopped goes
-# on. What is done of it is part of this repository, in results/, so that it goes on from there on any machine, too:
-# delete that to have all of it from yours.
+# on.
 cifar10: .venv/ready
-	$(BIN)/twinboot images --preset cifar10-5k --data $(DATA) --jobs 2 --out results
-	$(BIN)/twinboot report results --page docs/results.md --update
+	$(BIN)/twinboot images --preset cifar10-5k --data $(DATA) --jobs 2 --out out/full
+	$(BIN)/twinboot report out/full --page docs/results.md --update
 
 # Twins that divide those 5,000 images between them, beside MC dropout, which trains on all of them, too. 40 minutes.
 divided: .venv/ready
