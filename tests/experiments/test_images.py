@@ -359,7 +359,7 @@ def test_a_run_with_augmentation_is_told_to_the_end(tmp_path: Path) -> None:
     config = dataclasses.replace(SMALL, augment=True, seeds=1, epochs=3, methods=("hold-out", "twins"))
     run = carry_out("images", images, config, tmp_path / "images")
     assert set(run.tables["sigma"]["layer"]) == set(small().tables["sigma"]["layer"])
-    assert len(images.verdicts(run.config, run.tables)) == 5
+    assert len(images.verdicts(run.config, run.tables)) == 6
 
 
 def test_fewer_test_images_are_judged_and_named(tmp_path: Path) -> None:
