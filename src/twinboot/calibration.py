@@ -14,11 +14,12 @@ as the model says before it is calibrated. Among many samples it hardly counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from .losses import like
 from .prediction import Task, checked_labels
@@ -37,6 +38,28 @@ class Truth(Protocol):
     def nll(self, outputs: Tensor, temperature: float) -> float: ...
 
     def cautious(self, outputs: Tensor, temperature: float) -> float: ...
+
+
+def read(
+    dataset: Dataset[Any], task: Task, batch_size: int, options: Mapping[str, Any]
+) -> tuple[list[tuple[Any, ...]], Tensor]:
+    """The inputs of a dataset in batches, and all targets."""
+    if task == "regression":
+        raise ValueError(
+            "calibrate needs a likelihood, and this estimate predicts values without their noise: train with the "
+            'loss "gaussian", or give the noise to interval().'
+        )
+    batches = list(DataLoader(dataset, batch_size, **{"generator": torch.Generator(), **options}))
+    if not batches:
+        raise ValueError("the dataset is empty: there is nothing to calibrate by.")
+    if not all(isinstance(batch, (tuple, list)) and len(batch) > 1 for batch in batches):
+        raise TypeError("samples of the dataset must be tuples of an input and a target.")
+    targets = torch.cat([batch[-1] for batch in batches])
+    if task == "classification" and (targets.ndim != 1 or targets.is_floating_point()):
+        raise TypeError('calibrate needs one integer label for each sample; of values it needs task="gaussian".')
+    if not targets.isfinite().all():
+        raise ValueError("some targets are not finite: look for bad samples.")
+    return [tuple(batch[:-1]) for batch in batches], targets
 
 
 def truth(task: Task, targets: Tensor, outputs: Tensor) -> Truth:

@@ -204,28 +204,16 @@ class Estimate(nn.Module):
         if samples < 2:
             raise ValueError(f"samples must be at least 2, not {samples!r}.")
         task = self._task(task)
-        if task == "regression":
-            raise ValueError(
-                "calibrate needs a likelihood, and this estimate predicts values without their noise: train with the "
-                'loss "gaussian", or give the noise to interval().'
-            )
-        batches = list(DataLoader(dataset, batch_size, **{"generator": torch.Generator(), **options}))
-        if not batches:
-            raise ValueError("the dataset is empty: there is nothing to calibrate by.")
-        if not all(isinstance(batch, (tuple, list)) and len(batch) > 1 for batch in batches):
-            raise TypeError("samples of the dataset must be tuples of an input and a target.")
-        targets = torch.cat([batch[-1] for batch in batches]).to(self.partition.sigma.device)
-        if task == "classification" and (targets.ndim != 1 or targets.is_floating_point()):
-            raise TypeError('calibrate needs one integer label for each sample; of values it needs task="gaussian".')
-        if not targets.isfinite().all():
-            raise ValueError("some targets are not finite: look for bad samples.")
+        inputs, targets = calibration.read(dataset, task, batch_size, options)
+        device = self.partition.sigma.device
+        targets = targets.to(device)
 
         def outputs(scale: float) -> Tensor:
             draws = [derive(seed, "predict", s) for s in range(samples)] if scale else []
             drawn = []
             for weights in self._stacks(draws, scale, vectorize=False):
-                inputs = (moved(tuple(batch[:-1]), targets.device) for batch in batches)
-                drawn.append(torch.cat([called(self.module, task, 1.0, weights, x) for x in inputs]))
+                given = (moved(x, device) for x in inputs)
+                drawn.append(torch.cat([called(self.module, task, 1.0, weights, x) for x in given]))
             return torch.stack(drawn)
 
         with torch.no_grad(), evaluating(self.module):

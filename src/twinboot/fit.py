@@ -4,7 +4,7 @@ for each epoch:
     for each pair of batches: a reset if one is due by steps;
         noise, losses, gradients, a step, sigma                           (training.py)
     the mean of the twins, averaged over the epochs                       (averaging.py)
-    its loss on the unseen samples; the best state is kept, or the last where the twins see everything
+    its loss on the unseen samples; the best state is kept                (best.py)
     a reset if one is due
     a checkpoint                                                          (checkpoints.py)
 """
@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from . import losses, optimizers, ranks, resets
 from .averaging import POWER, Average
+from .best import Best
 from .bootstrap import Bootstrap
 from .checkpoints import Checkpoints
 from .estimate import Estimate
@@ -33,7 +34,6 @@ from .loader import PairedLoader, Resample, require_map_style
 from .logs import open_log, show, show_finished
 from .options import require_known, require_whole
 from .prediction import Task
-from .replicate import Places
 from .sharding import is_sharded
 from .states import pack, require_same, unpack
 from .training import Training
@@ -233,53 +233,6 @@ def fit(
         show_finished(checkpoint, done, best.epoch)
     run.give_statistics(best.estimate)
     return Fit(best.estimate, best.history, best.epoch, run.bootstrap)
-
-
-class Best:
-    """The estimate to keep, and how the run went."""
-
-    def __init__(self, run: Training, average: Average) -> None:
-        self.run, self.average = run, average
-        names = ("epoch", "train", "unseen", "accuracy", "sigma_least", "sigma_most", "rate", "seconds")
-        shown = {"unseen": run.judges, "accuracy": run.judges and run.classifies}
-        self.history: dict[str, list[float]] = {name: [] for name in names if shown.get(name, True)}
-        self.epoch, self.lowest = 0, math.inf
-        self.estimate = run.estimate()
-
-    def look(self, epoch: int, train: float, rate: float, began: float) -> Estimate:
-        """Judge the twins as they are, and keep their estimate if it is the best so far."""
-        estimate = self.run.estimate()
-        self.average.take(Places(estimate.module, list(estimate.partition.parameter_shapes)).read())
-        judges = self.run.judges
-        unseen, accuracy = self.run.judge(estimate) if judges else (math.nan, math.nan)
-        seconds = time.perf_counter() - began
-        if judges and not math.isfinite(unseen):
-            raise FloatingPointError(
-                f"the mean model's loss on unseen samples is not finite in epoch {epoch}: look for bad ones among "
-                "those of bootstrap.unseen, or lower the learning rate."
-            )
-        sigma = self.run.twins.partition.sigma
-        row = {"epoch": epoch, "train": train, "unseen": unseen, "accuracy": accuracy, "rate": rate, "seconds": seconds}
-        row |= {"sigma_least": sigma.min().item(), "sigma_most": sigma.max().item()}
-        for name, values in self.history.items():
-            values.append(row[name])
-        if not judges or unseen < self.lowest:
-            self.estimate, self.epoch, self.lowest = estimate, epoch, unseen
-        return estimate
-
-    def last(self) -> dict[str, float]:
-        return {name: values[-1] for name, values in self.history.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        best = {"epoch": self.epoch, "estimate": self.estimate.state_dict()}
-        return {"history": self.history, "best": best, "average": self.average.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.history = state["history"]
-        self.average.load_state_dict(state["average"])
-        self.epoch = state["best"]["epoch"]
-        self.lowest = min(self.history.get("unseen", [math.inf]))
-        self.estimate.load_state_dict(state["best"]["estimate"])
 
 
 def _check_options(options: dict[str, Any]) -> None:

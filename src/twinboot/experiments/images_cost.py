@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from ..averaging import POWER, Average
-from ..fit import Best
+from ..best import Best
 from ..optimizers import adam
 from ..resets import steps_and_epochs, usual
 from ..training import Training
