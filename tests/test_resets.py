@@ -66,14 +66,6 @@ def test_steps_are_due_as_their_schedule_is_and_epochs_then_never() -> None:
     assert due(by_epoch, 9) == [3, 6, 9]
 
 
-def test_where_epochs_are_counted_a_schedule_of_steps_is_refused() -> None:
-    own = resets.every(2)
-    assert resets.by_epoch(own, "TwinModule") is own
-    assert resets.by_epoch(None, "TwinModule") == resets.every(1)
-    with pytest.raises(TypeError, match=r"^TwinModule resets the twins after epochs: give a schedule of those"):
-        resets.by_epoch(resets.steps(own), "TwinModule")
-
-
 @pytest.mark.parametrize(
     "schedule", [resets.every(5), resets.at(1), resets.growing(), resets.never(), resets.steps(resets.every(5))]
 )

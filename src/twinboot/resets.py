@@ -123,7 +123,7 @@ class growing:
 
 @dataclass(frozen=True)
 class steps:
-    """A schedule that counts steps where `fit` would count epochs: for resets within an epoch.
+    """A schedule that counts steps where `fit` and the integrations would count epochs: for resets within an epoch.
 
     Section 3.5 has them frequent at first, before the twins drift apart, and rare later:
     `steps(growing(first=10, factor=1.1, most=80))`.
@@ -164,8 +164,8 @@ def steps_and_epochs(due: Schedule) -> tuple[Schedule, Schedule]:
 
 
 def usual(epoch: int) -> Schedule:
-    """That of `fit`, where an epoch has so many steps: after each epoch, as in the paper; in long ones early at first,
-    for twins of random weights part within some hundred steps, and their mean is then no network
+    """That of `fit` and `TwinModule`, where an epoch has so many steps: after each epoch, as in the paper; in long ones
+    early at first, for twins of random weights part within some hundred steps, and their mean is then no network
     (docs/first-epoch.md)."""
     return every(1) if epoch <= SHORT else steps(growing(first=10, factor=1.1, most=epoch))
 
@@ -175,13 +175,6 @@ def described(schedule: Schedule) -> str:
     if isinstance(schedule, steps):
         return f"steps({described(schedule.schedule)})"
     return repr(schedule) if isinstance(schedule, (every, at, growing, never)) else "a function"
-
-
-def by_epoch(reset: Schedule | None, where: str) -> Schedule:
-    """The schedule that was given, or after each epoch; one that counts steps is refused."""
-    if isinstance(reset, steps):
-        raise TypeError(f"{where} resets the twins after epochs: give a schedule of those, such as resets.every(1).")
-    return checked(reset, every(1))
 
 
 def _require_schedule(given: Schedule, argument: str = "reset") -> None:

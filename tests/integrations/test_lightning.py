@@ -26,7 +26,9 @@ from torchmetrics.classification import MulticlassAccuracy
 from twinboot import Bootstrap, PairedLoader, Twins, resets
 from twinboot.fittings import limits, wrapper
 from twinboot.integrations.lightning import TwinModule
+from twinboot.resets import steps_and_epochs
 
+AFTER_EACH = resets.every(1)
 DATA = classes(64)  # of each twin seven batches of ten an epoch, the last one smaller
 
 
@@ -71,7 +73,7 @@ def by_hand(
     epochs: int = 3,
     *,
     mode: Any = "sample",
-    every: int = 1,
+    reset: resets.Schedule = AFTER_EACH,
     clip: float | None = None,
     accumulate: int = 1,
     amp: bool = False,
@@ -79,11 +81,15 @@ def by_hand(
 ) -> Twins:
     """The README's loop; a reset belongs to the epoch that it begins."""
     loader, twins = PairedLoader(DATA, Bootstrap(64), 10), Twins(Net())
-    optimizer, due, done = torch.optim.Adam(twins.parameters(), lr=0.01), resets.every(every), 0
+    optimizer, (by_step, by_epoch), done = torch.optim.Adam(twins.parameters(), lr=0.01), steps_and_epochs(reset), 0
+    stepped = False
     for epoch in range(1, epochs + 1):
-        if epoch > 1 and due(epoch - 1):
+        if epoch > 1 and by_epoch(epoch - 1):
             twins.reset(mode)
         for step, pair in enumerate(loader, start=1):
+            if stepped and by_step(done):
+                twins.reset(mode)
+            stepped = False
             with twins.sampled():
                 for twin, (x, y) in zip(twins, pair, strict=True):
                     with torch.autocast("cpu", torch.bfloat16, enabled=amp):
@@ -97,10 +103,14 @@ def by_hand(
             optimizer.step()
             optimizer.zero_grad()
             twins.update()
-            done += 1
+            done, stepped = done + 1, True
             if done == steps:
                 return twins
     return twins
+
+
+def assert_differ(first: nn.Module, second: nn.Module) -> None:
+    assert any((a != b).any() for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
 
 def test_twins_that_divide_the_samples_keep_sigma_of_their_mean(tmp_path: Path) -> None:
@@ -117,7 +127,23 @@ def test_twins_that_divide_the_samples_keep_sigma_of_their_mean(tmp_path: Path) 
 @pytest.mark.parametrize("mode", ["sample", "mean", "centered"])
 def test_a_run_is_the_plain_loop_bit_for_bit(mode: Any) -> None:
     found = fitted(options={"mode": mode, "reset": resets.every(2)}, max_epochs=4, val_check_interval=3)
-    assert_same_bits(snapshot(found.twins), snapshot(by_hand(4, mode=mode, every=2)))
+    assert_same_bits(snapshot(found.twins), snapshot(by_hand(4, mode=mode, reset=resets.every(2))))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+def test_resets_may_count_steps(accumulate: int) -> None:
+    often = resets.steps(resets.growing(2, 1.5, most=5))
+    found = fitted(options={"reset": often}, accumulate_grad_batches=accumulate, val_check_interval=3)
+    assert_same_bits(snapshot(found.twins), snapshot(by_hand(reset=often, accumulate=accumulate)))
+    assert_differ(found.twins, by_hand(accumulate=accumulate))
+
+
+def test_long_epochs_have_early_resets_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    early = resets.steps(resets.every(3))
+    usual = {7: early, 4: resets.every(1)}  # by the steps of an epoch: four where gradients of two batches make one
+    monkeypatch.setattr(resets, "usual", usual.__getitem__)
+    assert_same_bits(snapshot(fitted().twins), snapshot(by_hand(reset=early)))
+    assert_same_bits(snapshot(fitted(accumulate_grad_batches=2).twins), snapshot(by_hand(accumulate=2)))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +158,7 @@ def test_a_run_is_the_plain_loop_bit_for_bit(mode: Any) -> None:
 )
 def test_options_of_the_trainer_do_what_the_plain_loop_does_with_each_twin(of_trainer: Any, of_loop: Any) -> None:
     assert_same_bits(snapshot(fitted(**of_trainer).twins), snapshot(by_hand(**of_loop)))
-    assert any((a != b).any() for a, b in zip(by_hand(**of_loop).parameters(), by_hand().parameters(), strict=True))
+    assert_differ(by_hand(**of_loop), by_hand())
 
 
 class Looking(Net):
@@ -224,6 +250,19 @@ def test_a_run_stopped_by_max_steps_in_mid_epoch_goes_on(tmp_path: Path) -> None
     trainer(max_steps=25, callbacks=[again], **limits).fit(resumed, ckpt_path=tmp_path / "last.ckpt")
     whole = fitted(Drawing(), max_epochs=-1, max_steps=25)
     assert_same_bits(snapshot(resumed.twins), snapshot(whole.twins))
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_a_run_whose_resets_count_steps_goes_on_too(tmp_path: Path) -> None:
+    often = {"reset": resets.steps(resets.every(2))}
+    saving = {"save_top_k": -1, "every_n_train_steps": 1}
+    whole = fitted(Drawing(), often, enable_checkpointing=True, callbacks=[ModelCheckpoint(tmp_path, **saving)])
+    for step in (3, 4, 7, 8):  # with a reset before the next batch and without, in mid-epoch and at the end of one
+        [path] = tmp_path.glob(f"*-step={step}.ckpt")
+        resumed = TwinModule(Drawing(), DATA, batch_size=10, **often)
+        again = ModelCheckpoint(tmp_path / path.stem, **saving)
+        trainer(max_epochs=3, enable_checkpointing=True, callbacks=[again]).fit(resumed, ckpt_path=path)
+        assert_same_bits(snapshot(resumed.twins), snapshot(whole.twins))
 
 
 def test_early_stopping_and_the_best_checkpoint_go_by_what_no_twin_saw(tmp_path: Path) -> None:
@@ -716,8 +755,6 @@ def test_mistakes_get_one_sentence(tmp_path: Path) -> None:
         TwinModule(Net(), DATA, mode="none")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^reset must be a schedule such as twinboot.resets.every\(1\), not 1"):
         TwinModule(Net(), DATA, reset=1)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"^TwinModule resets the twins after epochs"):
-        TwinModule(Net(), DATA, reset=resets.steps(resets.every(1)))
     with pytest.raises(TypeError, match=r"^'more.weight' was made in setup\(\)"):
         fitted(Late())
     with pytest.raises(TypeError, match=r"which LBFGS is not made for"):

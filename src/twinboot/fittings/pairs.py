@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback
 
+from ..resets import steps_and_epochs
 from ..twins import Twins
 
 if TYPE_CHECKING:
@@ -71,9 +72,18 @@ class Algorithm(TrainerCallback):  # type: ignore[misc]
         trainer, inside, self.inside = self.trainer, self.inside, False
         done = math.floor(state.epoch) if inside else math.ceil(state.epoch or 0)
         trainer._paired.epoch = done + 1
-        if done and not inside and trainer.due(done):
-            trainer.twins.reset(trainer.mode)
-            trainer._settled = False
+        _, due = steps_and_epochs(trainer.due)
+        if done and not inside and due(done):
+            self._reset()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        due, _ = steps_and_epochs(self.trainer.due)
+        if state.global_step and due(state.global_step):
+            self._reset()
+
+    def _reset(self) -> None:
+        self.trainer.twins.reset(self.trainer.mode)
+        self.trainer._settled = False
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer.twins.update()

@@ -16,7 +16,7 @@ gave, and holds the mean of the twins whenever it is judged, saved or handed bac
 - BatchNorm of the mean has statistics of its own, of at most 1024 samples that some twin sees, taken whenever the mean
   is judged or saved.
 - Without an `eval_dataset` the samples that no twin saw are the validation set.
-- A reset comes at the start of the epoch that follows, so that what is judged and saved is from before it.
+- A reset comes at the start of the epoch that follows, or of the step, so that what is judged and saved is from before.
 - A checkpoint holds the mean model as transformers writes it, `sigma.safetensors`, and what a run needs to go on: the
   twins' own weights, without the backbone, in `twins.pt`. A run that is resumed from it equals the one that was not
   interrupted, bit for bit.
@@ -76,7 +76,8 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
             map-style, and its seed, that of the bootstrap and of all noise is `args.seed`. An optimizer of your own
             goes into `optimizer_cls_and_kwargs`, as it is made for the twins.
         groups: which weights share one sigma, as in `Twins`.
-        reset: after which epochs the twins are reset; by default after each.
+        reset: after which epochs the twins are reset, by default after each; or after which steps, for weights that
+            nothing was trained on before, as `resets.steps(resets.growing(10, 1.1, most=500))`.
         mode: how: `"centered"`, `"sample"` as in the paper, or `"mean"`. The default is not the paper's, since the
             learning rate of a `Trainer` falls to 0, and small steps cannot undo the noise that `"sample"` puts on the
             mean.
@@ -119,7 +120,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
             if eval_dataset is None and len(bootstrap.unseen):
                 eval_dataset = Subset(train_dataset, bootstrap.unseen.tolist())
         self.groups, self.mode, self.bootstrap = groups, mode, bootstrap
-        self.due = resets.by_epoch(reset, "TwinTrainer")
+        self.due = resets.checked(reset, resets.every(1))
         self._pair: Pair | None = None
         self._paired: PairedLoader  # made for each training
         self._partition: Partition | None = None  # sigma of what `model` holds; None before any training

@@ -9,12 +9,12 @@
 
 How the lines of Algorithm 1 (`twinboot.twins`) fit into Lightning's loop, for each pair of batches:
 
-    on_train_batch_start   line 13: a reset, if one was due after the epoch before
+    on_train_batch_start   line 13: a reset, if one was due after the epoch before, or after the step before
     training_step          lines 6, 7: the noise comes; your `training_step`, with each twin's weights on its own batch
     backward               line 8: gradients, and the noise goes again, whatever happens
     optimizer_step         line 9; line 10: sigma
 
-A reset waits for the next epoch's first batch, so that what is validated and saved is the mean that was trained, not
+A reset waits for the next batch, so that what is validated and saved is the mean that was trained, not
 one that a reset has just moved.
 
 Your module keeps its hooks, metrics, optimizers and schedulers, and its names in the logs: what it logs in
@@ -29,6 +29,7 @@ that a run needs to go on, bit for bit, beside it.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -70,7 +71,9 @@ class TwinModule(Mean):
         dataset: the training data, map-style. Give the Trainer no training data: each twin has its own sample of these.
         batch_size: samples per twin and batch, in each process.
         groups: which weights share one sigma, as in `Twins`.
-        reset: after which epochs the twins are reset; by default after each, as in the paper.
+        reset: after which epochs the twins are reset, such as `resets.every(2)`; or after which steps, as
+            `resets.steps(resets.growing(10, 1.1, most=80))`. By default after each epoch, as in the paper; where an
+            epoch has more than 100 steps, after few of them at first, as in `fit`.
         mode: how: `"sample"` as in the paper, `"mean"` or `"centered"`.
         resample: `"draws"`, or `"counts"` together with a `loss`.
         loss: a function of (module, batch) with one value for each sample, in the place of `training_step`.
@@ -124,7 +127,8 @@ class TwinModule(Mean):
         bootstrap = bootstrap or Bootstrap(len(dataset), seed=seed)  # type: ignore[arg-type]
         judge = Judge(dataset, bootstrap, batch_size, seed, options or {})
         super().__init__(own, Twins(own, bootstrap.replicas, groups, seed), loss, judge)
-        self.bootstrap, self.seed, self.mode, self.due = bootstrap, seed, mode, resets.by_epoch(reset, "TwinModule")
+        self.bootstrap, self.seed, self.mode = bootstrap, seed, mode
+        self.due = None if reset is None else resets.checked(reset, reset)  # None for the usual one
         self._made = partial(Pairs, dataset, bootstrap, batch_size, resample, seed=seed, **(options or {}))
         self.pairs = self._made()
         self._place: dict[str, Any] | None = None  # in the epochs, from a checkpoint
@@ -161,7 +165,7 @@ class TwinModule(Mean):
                 "the Trainer has training data of its own, but each twin has its own sample of TwinModule's dataset: "
                 "give fit() validation data only, as val_dataloaders."
             )
-        if self.pairs.step == 1 and self.pairs.epoch > 1 and self.due(self.pairs.epoch - 1):
+        if self._is_due(batch_idx):
             self.forget_mean()
             self.twins.reset(self.mode)
         stop = False
@@ -169,6 +173,16 @@ class TwinModule(Mean):
             stop = -1 in [self.module.on_train_batch_start(part, batch_idx) for part in self.each_twin(batch)]
         self.pairs.over = stop or self.pairs.step >= self.trainer.num_training_batches
         return -1 if stop else None
+
+    def _is_due(self, batch_idx: int) -> bool:
+        """Whether a reset comes before this batch: after the last epoch's end, or after a step."""
+        batches, several = self.trainer.num_training_batches, self.trainer.accumulate_grad_batches
+        by_step, by_epoch = resets.steps_and_epochs(self.due or resets.usual(math.ceil(batches / several)))
+        if self.pairs.step == 1 and self.pairs.epoch > 1 and by_epoch(self.pairs.epoch - 1):
+            return True
+        # Of the batches whose gradients make one step together, the first follows a step.
+        steps = self.trainer.global_step
+        return batch_idx % several == 0 and steps > 0 and by_step(steps)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         weighted = self.pairs.resample == "counts"
