@@ -221,6 +221,27 @@ def test_noise_in_training_is_so_many_times_sigma(monkeypatch: pytest.MonkeyPatc
         scales.clear()
         fit(mlp(), blobs(), epochs=2, noise=noise, **QUIET)
         assert set(scales) == {noise}
+    scales.clear()
+    fit(mlp(), blobs(), epochs=2, noise=0.5, pooled=0.75, **QUIET)
+    assert set(scales) == {2.0}  # for the twins part a quarter as fast
+
+
+def test_pooled_gradients_move_the_twins_and_sigma_makes_up_for_it() -> None:
+    """One step of SGD without noise: the mean moves as ever, the twins stand so much less apart, and the estimate's
+    sigma is what it would have been."""
+    found: dict[float, tuple[Tensor, Tensor, Tensor]] = {}
+    for pooled in (0.0, 0.75):
+
+        def look(epoch: int, estimate: Estimate, twins: Twins, pooled: float = pooled) -> None:
+            mean = nn.utils.parameters_to_vector(estimate.module.parameters())
+            found[pooled] = mean, twins.partition.sigma.clone(), estimate.partition.sigma.clone()
+
+        sgd = {"optimizer": lambda p: torch.optim.SGD(p, 0.1), "noise": 0.0, "batch_size": 240, "resample": "draws"}
+        fit(mlp(), blobs(), epochs=1, pooled=pooled, callback=look, progress=False, **sgd)
+    (mean, apart, sigma), (pooled_mean, pooled_apart, pooled_sigma) = found.values()
+    torch.testing.assert_close(pooled_mean, mean)
+    torch.testing.assert_close(pooled_apart, apart / 4)
+    torch.testing.assert_close(pooled_sigma, sigma)
 
 
 def test_a_reset_after_each_epoch_and_after_as_many_steps_are_the_same_bits() -> None:
@@ -556,6 +577,8 @@ def test_autocast_trains_too() -> None:
         ({"keep": 0}, "keep must be a whole number of at least 1, not 0"),
         ({"scheduler": "cosine"}, "scheduler must be a function that makes one, such as lambda optimizer: StepLR"),
         ({"noise": -1.0}, "noise must be a number of at least 0, not -1.0"),
+        ({"pooled": 1.5}, "is pooled must lie between 0 and 1, not 1.5"),
+        ({"pooled": 1.0}, "pool a share below 1, such as 0.7"),
         ({"noise": math.nan}, "noise must be a number of at least 0, not nan"),
         ({"loss": "mse"}, "unknown loss 'mse'"),
         ({"resample": "all"}, "unknown resample 'all'"),
@@ -647,6 +670,7 @@ def test_a_state_that_could_not_be_read_back_is_refused_before_it_is_kept(tmp_pa
             "settings was .*'weight_decay': '0'.* and",
         ),
         ({"noise": 2.0}, "noise was 1.0 and is 2.0 here"),
+        ({"pooled": 0.5}, "pooled was 0.0 and is 0.5 here"),
         ({"mode": "mean"}, "mode was sample and is mean here"),
         ({"epochs": 1}, "holds a run of more than 1 epochs"),
         ({"scheduler": lambda o: torch.optim.lr_scheduler.StepLR(o, 3)}, "scheduler was NoneType and is StepLR here"),

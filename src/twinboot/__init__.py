@@ -10,6 +10,7 @@ from .inversion import Inversion
 from .invert import invert
 from .loader import PairedLoader
 from .operators import Dense
+from .pooling import pool_gradients
 from .prediction import Prediction
 from .twins import Twins
 
@@ -28,5 +29,6 @@ __all__ = [
     "Twins",
     "fit",
     "invert",
+    "pool_gradients",
     "resets",
 ]

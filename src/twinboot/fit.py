@@ -2,7 +2,7 @@
 
 for each epoch:
     for each pair of batches: a reset if one is due by steps;
-        noise, losses, gradients, a step, sigma                           (training.py)
+        noise, losses, gradients, in part pooled if you like, a step, sigma   (training.py, pooling.py)
     the mean of the twins, averaged over the epochs                       (averaging.py)
     its loss on the unseen samples; the best state is kept                (best.py)
     a reset if one is due
@@ -76,6 +76,7 @@ def fit(
     reset: Callable[[int], bool] | None = None,
     mode: resets.Mode = "sample",
     noise: float = 1.0,
+    pooled: float = 0.0,
     resample: Resample = "counts",
     average: float = POWER,
     bootstrap: Bootstrap | None = None,
@@ -114,6 +115,9 @@ def fit(
             epoch has more than 100 steps, as in this example, with an epoch for the longest interval.
         mode: how: `"sample"` as in the paper, `"mean"` or `"centered"`.
         noise: times sigma, that of the twins, is the noise on the weights in training; 1 in the paper.
+        pooled: the share of each twin's gradients that is the mean of all twins', below 1: then their mean learns
+            faster, and sigma is 1 / (1 - pooled) times as large as they stand apart (`twinboot.pooling`); 0 in the
+            paper.
         resample: `"counts"` or `"draws"`, as in `PairedLoader`: the same objective, the first with less work.
         average: what is judged and kept is a mean over the epochs with weights s^average, as single ones walk with
             each reset (`twinboot.averaging`); `math.inf` takes each epoch by itself, as in the paper.
@@ -165,6 +169,7 @@ def fit(
         bootstrap=bootstrap,
         seed=seed,
         noise=noise,
+        pooled=pooled,
         device=device,
         amp=amp,
         **options,
@@ -182,6 +187,7 @@ def fit(
         "reset": resets.described(due),
         "mode": mode,
         "noise": float(noise),
+        "pooled": float(pooled),
         "average": str(average),
         "amp": str(amp),
         "optimizer": type(stepper).__name__,

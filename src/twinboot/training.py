@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from . import losses, ranks
+from . import losses, pooling, ranks
 from .batchnorm import layers
 from .bootstrap import Bootstrap
 from .devices import moved, usable
@@ -43,6 +43,7 @@ class Training:
         bootstrap: Bootstrap | None,
         seed: int,
         noise: float = 1.0,
+        pooled: float = 0.0,
         device: str | torch.device | None = None,
         amp: torch.dtype | None = None,
         **options: Any,
@@ -56,7 +57,10 @@ class Training:
         # Under torchrun PyTorch's own wrapper gives all ranks the mean of their gradients.
         several = ranks.share()[1] > 1
         self.runners = [DistributedDataParallel(twin) if several else twin for twin in self.twins]
-        self.dataset, self.seed, self.noise, self.amp, self.batch_size = dataset, seed, noise, amp, batch_size
+        self.dataset, self.seed, self.amp, self.batch_size = dataset, seed, amp, batch_size
+        # Twins that pool their gradients part more slowly, so that their distance is to be made up for.
+        self.pooled, self.scale = pooled, pooling.faster(pooled)
+        self.noise = noise * self.scale
         self.bootstrap = bootstrap or Bootstrap(len(dataset), seed=seed)
         self.judging = Judge(dataset, self.bootstrap, batch_size, seed, options)
         drawn = resample == "draws" and self.bootstrap.kind != "split"
@@ -93,6 +97,7 @@ class Training:
                     total, number = total + value.detach(), number + 1
             if not math.isfinite(total.item()):
                 raise FloatingPointError(NOT_FINITE.format("loss is", epoch, step))
+            pooling.pool_gradients(self.twins, self.pooled)
             with alone():  # PyTorch goes through the hooks of all optimizers, of which `sampled` adds and removes one
                 scaler.step(stepper)
             scaler.update()
@@ -118,7 +123,7 @@ class Training:
 
     def estimate(self) -> Estimate:
         """The twins' estimate, which knows what it is to predict."""
-        estimate = self.twins.estimate(scale=self.bootstrap.scale)
+        estimate = self.twins.estimate(scale=self.bootstrap.scale * self.scale)
         estimate.task = self.task
         return estimate
 

@@ -19,6 +19,7 @@ from ..atomic import replacing
 from ..estimate import Estimate
 from ..fit import Fit, fit
 from ..optimizers import adam
+from ..pooling import faster
 from ..randomness import own_randomness
 from ..twins import Twins
 from .experiment import Tick
@@ -48,7 +49,7 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
         if epoch == task.epochs:
             if epochs > task.epochs:
                 keep(copy.deepcopy(estimate), usual)
-            keep(twins.estimate(scale=bootstrap.scale), last)
+            keep(twins.estimate(scale=bootstrap.scale * faster(recipe.pooled)), last)
         if epoch > before:
             tick()
 
@@ -66,6 +67,7 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
         reset=recipe.schedule(task),
         mode=recipe.mode,
         noise=recipe.noise,
+        pooled=recipe.pooled,
         resample=recipe.resample,
         bootstrap=bootstrap,
         seed=task.seed,

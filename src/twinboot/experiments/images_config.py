@@ -27,7 +27,7 @@ class Preset:
     timed: int = 5000  # images, at most, of an epoch whose time is measured
 
 
-ALL = ("hold-out", "single", "dropout", "ivon", "twins-draws", "twins", "twins-split")
+ALL = ("hold-out", "single", "dropout", "ivon", "twins", "twins-pooled", "twins-draws")
 PRESETS: dict[str, Preset] = {
     # For a look within a minute: 8 x 8 pixels, and what needs no other package.
     "digits": Preset("digits", None, "small", 0.5, "weight", 12, 3, ("hold-out", "single", "dropout", "twins")),
@@ -50,7 +50,8 @@ class Config:
     """Directory with the official files of CIFAR-10, and of Fashion-MNIST for what is no CIFAR-10 image."""
     methods: tuple[str, ...] | None = None
     """Of hold-out, single, dropout, dropout-seen (on what twins see), ivon, twins, twins-draws, twins-all (none of the
-    images left unseen), twins-split (which divide them all), twins-halves (which divide what they see), twins-early
+    images left unseen), twins-split (which divide them all), twins-pooled (which do, and pool their gradients in part),
+    twins-halves (which divide what they see), twins-early
     (with more resets at first), twins-halves-early, twins-units, twins-centered, twins-mean, twins-rare, twins-quiet,
     twins-loud, twins-decay and twins-dropout.
     By default the preset's: digits has hold-out, single, dropout and twins."""

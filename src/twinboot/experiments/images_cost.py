@@ -77,6 +77,7 @@ def _epoch(kind: str, task: Task) -> Callable[[int], float]:
         bootstrap=bootstrap,
         seed=task.seed,
         noise=recipe.noise,
+        pooled=recipe.pooled,
     )
     stepper = adam(training.twins.parameters(), task.rate)
     scaler = torch.amp.GradScaler(training.device.type, enabled=False)

@@ -12,11 +12,12 @@ BASE, AVERAGED = "single, best loss on a hold-out", "single, averaged, best loss
 AS_LONG, OURS_LAST = "single, all images", f"{TWINS['twins'][0]}, last epoch alone"
 OURS, DRAWS = (TWINS[method][0] for method in ("twins", "twins-draws"))
 OURS_MEAN, OURS_DROPOUT, OURS_ALL = f"{OURS}, mean", TWINS["twins-dropout"][0], TWINS["twins-all"][0]
-OURS_SPLIT = TWINS["twins-split"][0]
+OURS_SPLIT, OURS_POOLED = TWINS["twins-split"][0], TWINS["twins-pooled"][0]
 OURS_CALIBRATED = f"{OURS}, calibrated"
 CONTESTANTS = (
     *(OURS, OURS_CALIBRATED, OURS_DROPOUT, OURS_ALL),
     *(OURS_SPLIT, f"{OURS_SPLIT}, {LONGER} times as long"),
+    *(OURS_POOLED, f"{OURS_POOLED}, {LONGER} times as long"),
 )
 SIGNED = "{:+.3f}"
 HIGHER = {"accuracy": True, "nll": False, "ece": False, "auroc": True}  # is better
