@@ -2,7 +2,7 @@
 
 for each epoch:
     for each pair of batches: a reset if one is due by steps;
-        noise, losses, gradients, in part pooled if you like, a step, sigma   (training.py, pooling.py)
+        noise, losses, gradients, a step, sigma                           (training.py)
     the mean of the twins, averaged over the epochs                       (averaging.py)
     its loss on the unseen samples; the best state is kept                (best.py)
     a reset if one is due
@@ -33,6 +33,7 @@ from .groups import Grouping
 from .loader import PairedLoader, Resample, require_map_style
 from .logs import open_log, show, show_finished
 from .options import require_known, require_whole
+from .pooling import require_share
 from .prediction import Task
 from .sharding import is_sharded
 from .states import pack, require_same, unpack
@@ -115,9 +116,9 @@ def fit(
             epoch has more than 100 steps, as in this example, with an epoch for the longest interval.
         mode: how: `"sample"` as in the paper, `"mean"` or `"centered"`.
         noise: times sigma, that of the twins, is the noise on the weights in training; 1 in the paper.
-        pooled: the share of each twin's gradients that is the mean of all twins', below 1: then their mean learns
-            faster, and sigma is 1 / (1 - pooled) times as large as they stand apart (`twinboot.pooling`); 0 in the
-            paper.
+        pooled: the share of each twin's gradients that is the mean of all twins'; 0 in the paper. With Adam their mean
+            then learns faster, above all with small batches, and the twins part more slowly: sigma, and with it the
+            noise, is smaller until they have settled (`twinboot.pooling`).
         resample: `"counts"` or `"draws"`, as in `PairedLoader`: the same objective, the first with less work.
         average: what is judged and kept is a mean over the epochs with weights s^average, as single ones walk with
             each reset (`twinboot.averaging`); `math.inf` takes each epoch by itself, as in the paper.
@@ -155,6 +156,9 @@ def fit(
     resets.require_mode(mode)
     if not 0 <= noise < math.inf:
         raise ValueError(f"noise must be a number of at least 0, not {noise}.")
+    require_share(pooled)
+    if pooled == 1:
+        raise ValueError("with pooled=1 the twins never part, and there is no sigma: take a share below 1.")
     if amp not in (None, torch.bfloat16, torch.float16):
         raise TypeError(f"amp must be a dtype, torch.bfloat16 or torch.float16, not {amp!r}.")
     if scheduler is not None and not callable(scheduler):

@@ -58,9 +58,7 @@ class Training:
         several = ranks.share()[1] > 1
         self.runners = [DistributedDataParallel(twin) if several else twin for twin in self.twins]
         self.dataset, self.seed, self.amp, self.batch_size = dataset, seed, amp, batch_size
-        # Twins that pool their gradients part more slowly, so that their distance is to be made up for.
-        self.pooled, self.scale = pooled, pooling.faster(pooled)
-        self.noise = noise * self.scale
+        self.noise, self.pooled = noise, pooled
         self.bootstrap = bootstrap or Bootstrap(len(dataset), seed=seed)
         self.judging = Judge(dataset, self.bootstrap, batch_size, seed, options)
         drawn = resample == "draws" and self.bootstrap.kind != "split"
@@ -123,7 +121,7 @@ class Training:
 
     def estimate(self) -> Estimate:
         """The twins' estimate, which knows what it is to predict."""
-        estimate = self.twins.estimate(scale=self.bootstrap.scale * self.scale)
+        estimate = self.twins.estimate(scale=self.bootstrap.scale)
         estimate.task = self.task
         return estimate
 

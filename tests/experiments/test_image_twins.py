@@ -82,3 +82,15 @@ def test_a_recipe_reaches_the_twins(tmp_path: Path) -> None:
     task = replace(TASK, batch=8)  # more than ten steps an epoch, which early resets are apart at first
     last = {method: trained(method, tmp_path / method, task).sigma["sigma"].iloc[-1] for method in TWINS}
     assert len(set(last.values())) == len(TWINS)  # no two of them trained the same way
+
+
+def test_draws_have_as_much_of_sigma_as_the_recipe_says(tmp_path: Path) -> None:
+    task = replace(TASK, epochs=2)
+    found = trained("twins-pooled", tmp_path / "a", task)
+    x, _ = patterns(20, 2)
+    last = Estimate.load(tmp_path / "a" / "last.safetensors", network())
+    assert last.scale == TWINS["twins-pooled"][1].scale == 2.4
+    expected = last.predict(x, TASK.samples, seed=TASK.seed).probs
+    assert torch.equal(found.rows["Twin-Boot with pooled gradients, last epoch alone"](x), expected)
+    last.scale = 1.0
+    assert not torch.equal(last.predict(x, TASK.samples, seed=TASK.seed).probs, expected)

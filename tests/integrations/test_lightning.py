@@ -138,6 +138,26 @@ def test_resets_may_count_steps(accumulate: int) -> None:
     assert_differ(found.twins, by_hand(accumulate=accumulate))
 
 
+class Leaving(Net):
+    """It ends each epoch after four batches."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        return -1 if batch_idx == 4 else None
+
+
+def test_a_step_is_followed_by_one_reset_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[int] = []
+    reset = Twins.reset
+
+    def noted(self: Twins, mode: Any = "sample") -> None:
+        found.append(self._counts["updates"])
+        reset(self, mode)
+
+    monkeypatch.setattr(Twins, "reset", noted)
+    fitted(Leaving(), {"reset": resets.steps(resets.every(4))})
+    assert found == [4, 8, 12]
+
+
 def test_long_epochs_have_early_resets_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     early = resets.steps(resets.every(3))
     usual = {7: early, 4: resets.every(1)}  # by the steps of an epoch: four where gradients of two batches make one

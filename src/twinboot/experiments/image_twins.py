@@ -19,7 +19,6 @@ from ..atomic import replacing
 from ..estimate import Estimate
 from ..fit import Fit, fit
 from ..optimizers import adam
-from ..pooling import faster
 from ..randomness import own_randomness
 from ..twins import Twins
 from .experiment import Tick
@@ -38,6 +37,7 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
     def keep(estimate: Estimate, file: Path) -> None:
         with own_randomness(_device(estimate), task.seed, "statistics"):
             estimate.update_batchnorm(task.x[images.trained_on].split(task.batch))
+        estimate.scale = recipe.scale
         estimate.save(file)
 
     def look(epoch: int, estimate: Estimate, twins: Twins) -> None:
@@ -49,7 +49,7 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
         if epoch == task.epochs:
             if epochs > task.epochs:
                 keep(copy.deepcopy(estimate), usual)
-            keep(twins.estimate(scale=bootstrap.scale * faster(recipe.pooled)), last)
+            keep(twins.estimate(scale=bootstrap.scale), last)
         if epoch > before:
             tick()
 
@@ -76,6 +76,7 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
         progress=False,
         callback=look,
     )
+    found.estimate.scale = recipe.scale
     looks = [json.loads(_look(scratch, epoch).read_text()) for epoch in range(1, epochs + 1)]
     sigma = [
         {"epoch": epoch, "layer": layer, "sigma": value}

@@ -63,10 +63,11 @@ class Algorithm(TrainerCallback):  # type: ignore[misc]
     """The lines of Algorithm 1 that are not in a step: sigma, the data of an epoch, the reset."""
 
     def __init__(self, trainer: TwinTrainer) -> None:
-        self.trainer, self.inside = trainer, False
+        self.trainer, self.inside, self.stepped = trainer, False, False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.inside = (state.epoch or 0) % 1 != 0  # resumed in mid-epoch: its reset has been
+        self.stepped = state.global_step > 0  # resumed after a step: a reset that it made due is still to come
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer, inside, self.inside = self.trainer, self.inside, False
@@ -77,8 +78,9 @@ class Algorithm(TrainerCallback):  # type: ignore[misc]
             self._reset()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        stepped, self.stepped = self.stepped, False
         due, _ = steps_and_epochs(self.trainer.due)
-        if state.global_step and due(state.global_step):
+        if stepped and due(state.global_step):
             self._reset()
 
     def _reset(self) -> None:
@@ -86,6 +88,7 @@ class Algorithm(TrainerCallback):  # type: ignore[misc]
         self.trainer._settled = False
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.stepped = True
         self.trainer.twins.update()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -77,7 +77,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
             goes into `optimizer_cls_and_kwargs`, as it is made for the twins.
         groups: which weights share one sigma, as in `Twins`.
         reset: after which epochs the twins are reset, by default after each; or after which steps, for weights that
-            nothing was trained on before, as `resets.steps(resets.growing(10, 1.1, most=500))`.
+            were not trained before, as `resets.steps(resets.growing(10, 1.1, most=500))`.
         mode: how: `"centered"`, `"sample"` as in the paper, or `"mean"`. The default is not the paper's, since the
             learning rate of a `Trainer` falls to 0, and small steps cannot undo the noise that `"sample"` puts on the
             mean.

@@ -128,10 +128,11 @@ class TwinModule(Mean):
         judge = Judge(dataset, bootstrap, batch_size, seed, options or {})
         super().__init__(own, Twins(own, bootstrap.replicas, groups, seed), loss, judge)
         self.bootstrap, self.seed, self.mode = bootstrap, seed, mode
-        self.due = None if reset is None else resets.checked(reset, reset)  # None for the usual one
+        self.due = reset if reset is None else resets.checked(reset, resets.every(1))  # None for the usual one
         self._made = partial(Pairs, dataset, bootstrap, batch_size, resample, seed=seed, **(options or {}))
         self.pairs = self._made()
         self._place: dict[str, Any] | None = None  # in the epochs, from a checkpoint
+        self._stepped = False  # since the last batch began
         self._noise = ExitStack()
         self._outputs: list[Any] = []  # of the twins' steps
         self._losses: list[Tensor] = []  # of theirs, until `backward`
@@ -165,7 +166,7 @@ class TwinModule(Mean):
                 "the Trainer has training data of its own, but each twin has its own sample of TwinModule's dataset: "
                 "give fit() validation data only, as val_dataloaders."
             )
-        if self._is_due(batch_idx):
+        if self._is_due():
             self.forget_mean()
             self.twins.reset(self.mode)
         stop = False
@@ -174,15 +175,14 @@ class TwinModule(Mean):
         self.pairs.over = stop or self.pairs.step >= self.trainer.num_training_batches
         return -1 if stop else None
 
-    def _is_due(self, batch_idx: int) -> bool:
+    def _is_due(self) -> bool:
         """Whether a reset comes before this batch: after the last epoch's end, or after a step."""
-        batches, several = self.trainer.num_training_batches, self.trainer.accumulate_grad_batches
-        by_step, by_epoch = resets.steps_and_epochs(self.due or resets.usual(math.ceil(batches / several)))
+        steps = math.ceil(self.trainer.num_training_batches / self.trainer.accumulate_grad_batches)  # of an epoch
+        by_step, by_epoch = resets.steps_and_epochs(self.due or resets.usual(steps))
+        stepped, self._stepped = self._stepped, False
         if self.pairs.step == 1 and self.pairs.epoch > 1 and by_epoch(self.pairs.epoch - 1):
             return True
-        # Of the batches whose gradients make one step together, the first follows a step.
-        steps = self.trainer.global_step
-        return batch_idx % several == 0 and steps > 0 and by_step(steps)
+        return stepped and by_step(self.trainer.global_step)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         weighted = self.pairs.resample == "counts"
@@ -214,6 +214,7 @@ class TwinModule(Mean):
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         self.module.optimizer_step(*args, **kwargs)
+        self._stepped = True
         self.forget_mean()
         self.twins.update()
 
@@ -238,7 +239,7 @@ class TwinModule(Mean):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["twins"] = checkpoint["state_dict"]
-        checkpoint["pairs"] = self.pairs.state_dict()
+        checkpoint["pairs"], checkpoint["stepped"] = self.pairs.state_dict(), self._stepped
         checkpoint["scale"] = self.bootstrap.scale
         checkpoint["state_dict"] = self.known_mean().module.state_dict()
         self.module.on_save_checkpoint(checkpoint)
@@ -256,7 +257,7 @@ class TwinModule(Mean):
         self.module.on_load_checkpoint(checkpoint)
         self._saved, checkpoint["state_dict"] = checkpoint["state_dict"], checkpoint["twins"]
         if self.fitting():
-            self._place = checkpoint["pairs"]
+            self._place, self._stepped = checkpoint["pairs"], checkpoint.get("stepped", False)
 
 
 class _Quiet(pl.Callback):
