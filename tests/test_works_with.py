@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from twinboot import Apart, Bootstrap, PairedLoader, Twins
+from twinboot import Apart, Bootstrap, PairedLoader, Twins, pool_gradients
 
 STEPS = 8
 
@@ -77,6 +77,8 @@ def trained(way: str, option: str, scale: float) -> dict[str, Tensor]:
             losses = (F.cross_entropy(out.float(), y) for out, (_, y) in zip(outputs, pair, strict=True))
             (sum(losses) / accumulated).backward()  # type: ignore[union-attr]
         if number % accumulated == 0:
+            if option == "pooling":
+                pool_gradients(twins, 0.5)
             if option == "clipping":
                 for twin in twins.copies:
                     nn.utils.clip_grad_norm_(twin.parameters(), 0.05)
@@ -104,7 +106,7 @@ OPTIONS = ["nothing", "bf16", "accumulation", "clipping", "BatchNorm", "LoRA", "
 
 
 @pytest.mark.parametrize("way", ["DDP", "FSDP2"])
-@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("option", [*OPTIONS, "pooling"])
 def test_ranks_end_where_one_process_ends(way: str, option: str) -> None:
     first, second = together(trained, way, option, 0.0)
     ignored = {name for name in first if "running" in name}  # BatchNorm: each rank has seen its own samples

@@ -55,7 +55,7 @@ def test_what_may_not_be_trained_on_changes_nothing(method: str, tmp_path: Path)
     assert whole.sigma.equals(other.sigma)
 
 
-@pytest.mark.parametrize("method", ["hold-out", "single", "dropout", "twins", "twins-split", "twins-dropout"])
+@pytest.mark.parametrize("method", ["hold-out", "single", "dropout", "twins", "twins-pooled", "twins-dropout"])
 def test_a_method_goes_on_after_a_stop_as_if_there_had_been_none(method: str, tmp_path: Path) -> None:
     left = [4]
 
@@ -73,7 +73,7 @@ def test_a_method_goes_on_after_a_stop_as_if_there_had_been_none(method: str, tm
     ticks: list[int] = []
     again = METHODS[method](TASK, place, lambda: ticks.append(1))
     # Those of before the stop too.
-    assert len(ticks) == {"single": longer(6, AS_DEAR) + 6, "dropout": longer(6), "twins-split": 7}.get(method, 6)
+    assert len(ticks) == {"single": longer(6, AS_DEAR) + 6, "dropout": longer(6), "twins-pooled": 7}.get(method, 6)
     x, _ = patterns(20, 2)
     for row in whole.rows:
         assert torch.equal(whole.rows[row](x), again.rows[row](x)), row

@@ -10,7 +10,7 @@ from contest import TASK, network, patterns, trained
 from torch.utils.data import TensorDataset
 
 from twinboot import Bootstrap, Estimate, fit, resets
-from twinboot.experiments.recipes import LONGER, TWINS, Recipe
+from twinboot.experiments.recipes import TWINS, Recipe
 from twinboot.optimizers import adam
 
 
@@ -48,7 +48,7 @@ def test_the_last_epoch_alone_is_neither_averaged_nor_chosen(tmp_path: Path) -> 
 def test_twins_that_train_longer_show_what_they_were_after_as_many_epochs_as_the_others(tmp_path: Path) -> None:
     found = trained("twins-split", tmp_path / "a", replace(TASK, epochs=8))
     [row] = found.epochs
-    assert row == f"Twin-Boot on divided images, {LONGER} times as long"
+    assert row == "Twin-Boot on divided images, 1.125 times as long"
     assert found.epochs[row] == 9 / 8
     x, _ = patterns(20, 2)
     halves: list[Estimate] = []
