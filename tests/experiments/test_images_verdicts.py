@@ -9,7 +9,7 @@ from small_images import SMALL, repeated, small
 from twinboot.experiments import images
 from twinboot.experiments.experiment import Verdict
 from twinboot.experiments.images import Config
-from twinboot.experiments.images_rows import AS_LONG, BASE, CONTESTANTS, DRAWS, OURS, OURS_LAST, OURS_MEAN
+from twinboot.experiments.images_rows import AS_LONG, BASE, CONTESTANTS, DRAWS, OURS, OURS_LAST, OURS_MEAN, USUAL
 
 
 def test_a_part_of_the_test_images_decides_nothing() -> None:
@@ -63,6 +63,35 @@ def test_other_twins_have_a_verdict_of_their_own(contestant: str) -> None:
     claims = [verdict.claim for verdict in images.verdicts(dataclasses.replace(SMALL, seeds=4), tables)]
     for ours in (OURS, contestant):
         assert f"At equal cost {ours} predicts better than what else the time buys." in claims
+
+
+@pytest.mark.parametrize(
+    ("nll", "ece", "time", "status"),
+    [
+        ((0.5, 0.5), (0.01, 0.01), 1.39, "held"),
+        ((0.5, 0.5), (0.01, 0.01), 1.41, "not held"),
+        ((0.5, 0.5), (0.01, 0.6), 1.39, "not held"),
+        ((0.99, 0.5), (0.01, 0.01), 1.39, "partly"),  # lower on the average, but not clearly
+    ],
+)
+def test_the_usual_ways_are_judged_in_likelihood_and_calibration(
+    nll: tuple[float, float], ece: tuple[float, float], time: float, status: str
+) -> None:
+    """Each of them has an NLL of 1 and an ECE of 0.1 with all seeds; Twin-Boot has these with the first and others."""
+    tables, missing = repeated(2), list(USUAL)
+    turns, rows = tables["turns"], tables["rows"]
+    of_base = rows[rows["row"] == BASE].assign(nll=1.0, ece=0.1)
+    tables["rows"] = rows = pd.concat([rows, *(of_base.assign(row=row) for row in missing)], ignore_index=True)
+    ours, first = rows["row"] == OURS, rows["seed"] == 0
+    for column, (one, others) in (("nll", nll), ("ece", ece)):
+        rows.loc[ours & first, column], rows.loc[ours & ~first, column] = one, others
+    turns["seconds"] = turns["kind"].map({"single": 1.0, "twins": time}).fillna(2.0)
+    config = dataclasses.replace(SMALL, seeds=4)
+    [found] = [v for v in images.verdicts(config, tables) if v.claim.startswith(f"{OURS} has a lower NLL and ECE than")]
+    assert found.status == status
+    assert found.evidence.startswith(f"It takes {time:.2f} times as long. In NLL it is clearly ahead of")
+    tables["rows"] = rows[rows["row"] != "IVON"]
+    assert not [v for v in images.verdicts(config, tables) if "as they are usually trained" in v.claim]
 
 
 def equal_cost(config: Config, tables: dict[str, pd.DataFrame]) -> Verdict:

@@ -7,6 +7,7 @@ import pandas as pd
 from .images_cost import KINDS
 from .intervals import interval
 from .recipes import TWINS
+from .rivals import AS_DEAR, MORE
 
 BASE, AVERAGED = "single, best loss on a hold-out", "single, averaged, best loss on a hold-out"
 AS_LONG, OURS_LAST = "single, all images", f"{TWINS['twins'][0]}, last epoch alone"
@@ -18,6 +19,11 @@ CONTESTANTS = (
     *(OURS, OURS_CALIBRATED, OURS_DROPOUT, OURS_ALL),
     *(OURS_SPLIT, f"{OURS_SPLIT}, {TWINS['twins-split'][1].longer} times as long"),
     *(OURS_POOLED, f"{OURS_POOLED}, {TWINS['twins-pooled'][1].longer} times as long"),
+)
+# What others have, as they have it: not averaged over the epochs as twins are.
+USUAL = (
+    *(AS_LONG, *(f"single, {more} times as long" for more in (MORE, AS_DEAR))),
+    *("ensemble of 2", "SWA", "MC dropout", "IVON"),
 )
 SIGNED = "{:+.3f}"
 HIGHER = {"accuracy": True, "nll": False, "ece": False, "auroc": True}  # is better
