@@ -69,7 +69,6 @@ def test_other_twins_have_a_verdict_of_their_own(contestant: str) -> None:
     ("nll", "ece", "time", "status"),
     [
         ((0.5, 0.5), (0.01, 0.01), 1.39, "held"),
-        ((0.5, 0.5), (0.01, 0.01), 1.41, "not held"),
         ((0.5, 0.5), (0.01, 0.6), 1.39, "not held"),
         ((0.99, 0.5), (0.01, 0.01), 1.39, "partly"),  # lower on the average, but not clearly
     ],
@@ -90,8 +89,9 @@ def test_the_usual_ways_are_judged_in_likelihood_and_calibration(
     [found] = [v for v in images.verdicts(config, tables) if v.claim.startswith(f"{OURS} has a lower NLL and ECE than")]
     assert found.status == status
     assert found.evidence.startswith(f"It takes {time:.2f} times as long. In NLL it is clearly ahead of")
-    tables["rows"] = rows[rows["row"] != "IVON"]
-    assert not [v for v in images.verdicts(config, tables) if "as they are usually trained" in v.claim]
+    for rest, takes in ((rows[rows["row"] != "IVON"], time), (rows, 1.41)):
+        turns.loc[turns["kind"] == "twins", "seconds"] = takes
+        assert not [v for v in images.verdicts(config, {**tables, "rows": rest}) if "usually trained" in v.claim]
 
 
 def equal_cost(config: Config, tables: dict[str, pd.DataFrame]) -> Verdict:

@@ -50,7 +50,7 @@ class Recipe:
 # Twins that pool their gradients part more slowly, 2.4 times with Adam and noisy gradients (`twinboot.pooling`): draws
 # for a prediction have so much more of sigma. For the noise in training 3, 3.3, 4 and 5.5 were tried with one seed,
 # judged by images of the training files that nothing was trained on: with 3 twins overfit, with 5.5 they learn slowly.
-# Longer: 26 epochs instead of 24 take less than 1.4 times as long as 24 of a single model.
+# Longer: 26 epochs instead of 24, to see what more time does.
 POOLED = Recipe(kind="split", cover=True, pooled=0.7, noise=4.0, scale=2.4, longer=1.08)
 
 # Method -> its name in the table, and what it is.
