@@ -121,5 +121,6 @@ def test_what_cannot_be_pooled_is_refused_in_a_sentence() -> None:
         pool_gradients(nn.Sequential(with_gradients()), 0.5)  # type: ignore[arg-type]
     twins = Twins(nn.Embedding(4, 2, sparse=True))
     twins[0](torch.tensor([1])).sum().backward()
+    pool_gradients(twins, 0.0)  # nothing is pooled
     with pytest.raises(TypeError, match="sparse gradients cannot be pooled: make the embedding with sparse=False"):
         pool_gradients(twins, 0.5)

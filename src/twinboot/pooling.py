@@ -50,14 +50,14 @@ def pool_gradients(twins: Twins, share: float) -> None:
     [1.0, 3.0]
     """
     require_share(share)
+    if share == 0:
+        return
     if isinstance(twins, Apart):
         raise TypeError("the twins of Apart are in different processes: pool the gradients of Twins in one.")
     if not isinstance(twins, Twins):
         raise TypeError(f"pool_gradients takes the twins themselves, not a {type(twins).__name__} around them.")
     if any(p.grad is not None and p.grad.is_sparse for p in twins.parameters()):
         raise TypeError("sparse gradients cannot be pooled: make the embedding with sparse=False.")
-    if share == 0:
-        return
     if twins.stacked:
         for p in twins.parameters():
             if p.grad is not None:

@@ -14,8 +14,8 @@ How the lines of Algorithm 1 (`twinboot.twins`) fit into Lightning's loop, for e
     backward               line 8: gradients, and the noise goes again, whatever happens
     optimizer_step         line 9; line 10: sigma
 
-A reset waits for the next batch, so that what is validated and saved is the mean that was trained, not
-one that a reset has just moved.
+A reset waits for the next batch, so that what is validated and saved is the mean that was trained, not one that a reset
+has just moved.
 
 Your module keeps its hooks, metrics, optimizers and schedulers, and its names in the logs: what it logs in
 `training_step` is the mean over the twins. Validation, test and prediction see the mean of the twins, with BatchNorm
