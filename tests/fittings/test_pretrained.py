@@ -80,9 +80,8 @@ def test_what_is_saved_is_the_mean_for_anybody_and_an_estimate_for_us(tmp_path: 
     assert estimate.sigma == mean.sigma
     ours, theirs = (e.predict({"input_ids": x}, 4, vectorize=False) for e in (estimate, mean))
     assert torch.equal(ours.probs, theirs.probs)
-    assert (
-        torch.equal(ours.probs, trainer.predict(sentences(), 4, seed=0).probs) or lora
-    )  # batches of 8 round otherwise
+    in_batches = trainer.predict(sentences(), 4, seed=0).probs  # of 8, which some processors round otherwise than all
+    torch.testing.assert_close(ours.probs, in_batches)
     drawn = estimate.sample(seed=1)
     assert not torch.equal(drawn(x).logits, plain(x).logits)
     assert torch.equal(plain(x).logits, mean(x).logits)  # the draw has weights of its own
