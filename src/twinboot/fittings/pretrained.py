@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .. import files
 from ..estimate import Estimate
 from ..partition import Partition
-from ..prediction import Task
+from ..prediction import Prediction, Task
 from ..replicate import Places, overwrite_
 
 SIGMA = "sigma.safetensors"
@@ -89,6 +89,22 @@ class Logits(nn.Module):
         return logits
 
 
+def predicted(
+    model: nn.Module,
+    partition: Partition,
+    batches: Sequence[Any],
+    prepare: Callable[[Any], Any],
+    samples: int,
+    task: Task,
+    scale: float | None,
+    seed: int,
+) -> Prediction:
+    """What a model predicts for batches, with draws of its weights; arguments as in `Estimate.predict`."""
+    estimate = Estimate(Logits(model, batches, prepare, task), _renamed(partition, "model."))
+    numbers = torch.arange(len(batches))
+    return estimate.predict(numbers, samples, task, batch_size=1, scale=scale, seed=seed, vectorize=False)
+
+
 def task_of(model: Any) -> Task:
     config = getattr(model, "config", None)
     kind = getattr(config, "problem_type", None)
@@ -104,7 +120,7 @@ def with_task(estimate: Estimate, model: Any) -> Estimate:
     return estimate
 
 
-def renamed(partition: Partition, prefix: str) -> Partition:
+def _renamed(partition: Partition, prefix: str) -> Partition:
     """The partition for a module that holds the model under a name."""
     described = partition.describe()
     parameters = {prefix + name: shape for name, shape in described["parameters"].items()}

@@ -54,7 +54,7 @@ from .. import resets
 from ..bootstrap import Bootstrap
 from ..estimate import Estimate
 from ..fittings.pairs import Algorithm, Pair
-from ..fittings.pretrained import Logits, load, read_sigma, renamed, take_mean, task_of, with_task, write_sigma
+from ..fittings.pretrained import load, predicted, read_sigma, take_mean, task_of, with_task, write_sigma
 from ..fittings.resuming import read_twins, write_twins
 from ..fittings.trainers import SPREAD, called_by_trainer, refuse, workers
 from ..groups import Grouping
@@ -160,10 +160,8 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         collate = self._get_collator_with_removed_columns(self.data_collator, "prediction")
         batches = DataLoader(test_dataset, self.args.eval_batch_size, collate_fn=collate, generator=torch.Generator())
         unlabelled = [{k: v for k, v in batch.items() if k not in self.label_names} for batch in batches]
-        logits = Logits(self.model, unlabelled, self._prepare_inputs, task)
-        seed, numbers = self.args.seed if seed is None else seed, torch.arange(len(unlabelled))
-        estimate = Estimate(logits, renamed(partition, "model."))
-        return estimate.predict(numbers, samples, task, batch_size=1, scale=scale, seed=seed, vectorize=False)
+        seed = self.args.seed if seed is None else seed
+        return predicted(self.model, partition, unlabelled, self._prepare_inputs, samples, task, scale, seed)
 
     def _known_bootstrap(self) -> Bootstrap:
         if self.train_dataset is None or self.bootstrap is None:
