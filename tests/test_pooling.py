@@ -49,6 +49,8 @@ def test_frozen_and_unused_weights_have_no_gradient_and_what_one_twin_did_not_us
     twins = Twins(model)
     pool_gradients(twins, 0.5)
     assert all(p.grad is None for p in twins.parameters())
+    pool_gradients(stacked := Twins(model, stacked=True), 0.5)
+    assert all(p.grad is None for p in stacked.parameters())
     twins[0][2].bias.sum().backward()
     pool_gradients(twins, 0.5)
     assert twins[0][2].bias.grad.tolist() == [0.75] * 3
@@ -117,7 +119,7 @@ def test_shares_that_are_none_are_refused(share: float) -> None:
 def test_what_cannot_be_pooled_is_refused_in_a_sentence() -> None:
     with pytest.raises(TypeError, match="in different processes: pool the gradients of Twins in one"):
         pool_gradients(Apart.__new__(Apart), 0.5)
-    with pytest.raises(TypeError, match="takes the twins themselves, not a Sequential around them"):
+    with pytest.raises(TypeError, match="takes Twins, not Sequential: if that is around twins, give those"):
         pool_gradients(nn.Sequential(with_gradients()), 0.5)  # type: ignore[arg-type]
     twins = Twins(nn.Embedding(4, 2, sparse=True))
     twins[0](torch.tensor([1])).sum().backward()

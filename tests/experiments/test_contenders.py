@@ -9,6 +9,7 @@ from contest import TASK, patterns, trained
 
 from twinboot import Bootstrap
 from twinboot.experiments.contenders import METHODS
+from twinboot.experiments.images_rows import USUAL
 from twinboot.experiments.recipes import TWINS
 from twinboot.experiments.rivals import AS_DEAR, HELD_OUT, longer
 
@@ -80,3 +81,8 @@ def test_a_method_goes_on_after_a_stop_as_if_there_had_been_none(method: str, tm
     columns = [c for c in whole.curve if c != "seconds"]
     assert whole.curve[columns].equals(again.curve[columns])
     assert whole.sigma.equals(again.sigma)
+
+
+def test_the_usual_ways_are_rows_of_the_methods(tmp_path: Path) -> None:
+    found = {row for method in ("single", "dropout") for row in trained(method, tmp_path / method).rows}
+    assert set(USUAL) - found == {"IVON"}  # whose package is an extra

@@ -92,5 +92,7 @@ def test_draws_have_as_much_of_sigma_as_the_recipe_says(tmp_path: Path) -> None:
     assert last.scale == TWINS["twins-pooled"][1].scale == 2.4
     expected = last.predict(x, TASK.samples, seed=TASK.seed).probs
     assert torch.equal(found.rows["Twin-Boot with pooled gradients, last epoch alone"](x), expected)
+    ends = [Estimate.load(tmp_path / "a" / "usual.safetensors", network()).scale, last.scale]
+    assert ends == [2.4, 2.4]
     last.scale = 1.0
     assert not torch.equal(last.predict(x, TASK.samples, seed=TASK.seed).probs, expected)

@@ -182,7 +182,7 @@ def _better(wide: pd.DataFrame, column: str, ours: str, rivals: Iterable[str]) -
 
 def _ahead_of_usual(rows: pd.DataFrame, wide: pd.DataFrame, ratio: pd.DataFrame, ours: str) -> list[Verdict]:
     """Of twins that take no longer than they may. Held: clearly ahead of each in likelihood and calibration; partly:
-    by the mean."""
+    by the mean; not held: by the mean behind one of them. With fewer than three seeds undecided."""
     times = time_of_each(rows, ratio)
     if times[ours] > MORE or not set(USUAL) <= set(times):
         return []
