@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from pathlib import Path
 from typing import Any, cast
 
@@ -121,6 +122,17 @@ def test_a_calibration_that_takes_all_noise_away_says_so() -> None:
         estimate.calibrate(sure)
     assert estimate.scale == 0
     assert estimate.predict(x).std.max() < 1e-6  # all draws are the same, to rounding
+
+
+def test_with_dropout_what_is_calibrated_is_what_predict_gives() -> None:
+    """The same draws, with the same masks. Without noise on the weights they differ still, and nothing is said."""
+    x, y = classes(60).tensors
+    estimate = Twins(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))).estimate()
+    estimate.dropout = True
+    with warnings.catch_warnings(action="error"):
+        loss = estimate.calibrate(TensorDataset(x, y))
+        assert estimate.predict(x).nll(y).mean().item() == pytest.approx(loss, rel=1e-4)
+    assert estimate.predict(x).std.max() > 0.01
 
 
 def test_a_file_keeps_the_calibration(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def gradients(twins: Twins) -> list[Tensor]:
     return [torch.stack([p.grad for p in own]) for own in zip(*(t.parameters() for t in twins), strict=True)]  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("share", [0.25, 0.7, 1.0])
+@pytest.mark.parametrize("share", [0.25, 0.7, 0.95])
 @pytest.mark.parametrize("replicas", [2, 3, 5])
 @pytest.mark.parametrize("stacked", [False, True])
 def test_the_mean_stays_and_differences_shrink(share: float, replicas: int, stacked: bool) -> None:
@@ -110,9 +110,9 @@ def test_with_adam_the_mean_travels_further_where_gradients_are_mostly_noise(sha
     assert apart[share] / apart[0.0] == pytest.approx((1 - share) / size, rel=0.02)
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
+@pytest.mark.parametrize("share", [-0.1, 1.0, 1.5, float("nan")])
 def test_shares_that_are_none_are_refused(share: float) -> None:
-    with pytest.raises(ValueError, match=r"^the share of gradients that is pooled must lie between 0 and 1, not"):
+    with pytest.raises(ValueError, match=r"^the share of gradients that is pooled must be at least 0 and below 1, not"):
         pool_gradients(with_gradients(), share)
 
 

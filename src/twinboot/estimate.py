@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -19,10 +20,11 @@ from .batchnorm import fresh_statistics, layers
 from .calling import call, called, chunks_of, evaluating, first_tensor
 from .devices import moved
 from .noise import normals
-from .options import one_of, require_known, require_one_of
+from .options import one_of, require_known, require_number, require_one_of
 from .partition import Partition
 from .prediction import TASKS, Moments, Prediction, Task, combine
-from .replicate import Places, mean, overwrite_, replicate, wide
+from .randomness import own_randomness
+from .replicate import Places, held, mean, overwrite_, replicate, require_like, wide
 from .seeds import derive
 from .sharding import refuse_copy, whole
 
@@ -43,6 +45,7 @@ class Estimate(nn.Module):
         self.module = module
         self.partition = partition
         self.temperature = self.scale = 1.0  # of likelihoods, and of sigma; `calibrate` finds better ones
+        self.dropout = False  # whether draws of the weights come with masks of the model's dropout layers
         # Of `predict`, if it is not told another one; `fit` knows by its loss, or has None by one of the user's own.
         self.task: Task | None = "classification"
         self.eval()
@@ -58,9 +61,9 @@ class Estimate(nn.Module):
             [module] = replicate(model, share_frozen=False)
         with torch.no_grad():
             if model is not None:
-                _require_like(module, copies[0])
-                for held, t in zip(_held(module).values(), _held(copies[0]).values(), strict=True):
-                    overwrite_(held, whole(t))
+                require_like(module, copies[0])
+                for here, t in zip(held(module).values(), held(copies[0]).values(), strict=True):
+                    overwrite_(here, whole(t))
             for center, *values in zip(*(averaged(m, partition) for m in (module, *copies)), strict=True):
                 center.copy_(mean([whole(v) for v in values]))
         return cls(module, partition.to(averaged(module, partition)[0].device))
@@ -79,6 +82,7 @@ class Estimate(nn.Module):
 
     def sample(self, seed: int = 0, scale: float = 1.0) -> nn.Module:
         """A model of your own class whose weights are a draw from N(mean, (scale * sigma)^2)."""
+        require_number("scale", scale)
         [module] = replicate(self.module, own=self.partition.parameter_shapes)
         with torch.no_grad():
             for name, draw in self._draw(derive(seed, "sample"), scale).items():
@@ -98,6 +102,9 @@ class Estimate(nn.Module):
     ) -> Prediction:
         """Predict for `x`: a tensor, or a tuple or mapping of tensors, whose first dimension runs over the inputs.
 
+        Dropout is off, as ever in evaluation. After `estimate.dropout = True` each draw of the weights has masks, too,
+        other ones for each input, as MC dropout has them: draws are then of all that was random in training.
+
         Args:
             samples: draws of the weights, each used for all inputs; 0 for the mean model alone.
             task: `"classification"`: the model gives logits along dimension 1, and probabilities are averaged over
@@ -116,7 +123,12 @@ class Estimate(nn.Module):
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size!r}.")
         scale = self.scale if scale is None else scale
-        if samples and scale and not self.partition.sigma.any():
+        require_number("scale", scale)
+        require_number("temperature", self.temperature, above=True)
+        dropping = self.dropout and samples > 0
+        if dropping and vectorize:
+            raise ValueError("with dropout draws come one after another: leave vectorize out.")
+        if samples and scale and not dropping and not self.partition.sigma.any():
             warnings.warn(
                 "sigma is 0 everywhere, so that all draws are the same: train with an optimizer of twins.parameters(), "
                 "and call twins.update() after each of its steps.",
@@ -124,8 +136,8 @@ class Estimate(nn.Module):
             )
         chunks = chunks_of(x, batch_size, self.partition.sigma.device)
         draws = [derive(seed, "predict", s) for s in range(samples)]
-        with torch.no_grad(), evaluating(self.module):
-            if vectorize is None and len(draws) and self.partition.sizes.sum() <= _SMALL_MODEL:
+        with torch.no_grad(), evaluating(self.module, dropping), self._masks(seed):
+            if vectorize is None and draws and not dropping and self.partition.sizes.sum() <= _SMALL_MODEL:
                 try:
                     with warnings.catch_warnings():
                         warnings.filterwarnings("error", ".*performance drop.*")  # where vmap would be a loop itself
@@ -140,6 +152,10 @@ class Estimate(nn.Module):
             raise ValueError(f"a loss of your own does not tell what the model predicts: give task={one_of(TASKS)}.")
         require_one_of(TASKS, "task", task)
         return task
+
+    def _masks(self, seed: int) -> AbstractContextManager[None]:
+        """Dropout draws from the global generators: from the seed while this lasts, and they stay as they are."""
+        return own_randomness(self.partition.sigma.device, seed, "masks") if self.dropout else nullcontext()
 
     def _predict(
         self, chunks: list[Callable[[], Any]], task: Task, draws: list[int], scale: float, vectorize: bool
@@ -209,20 +225,21 @@ class Estimate(nn.Module):
         targets = targets.to(device)
 
         def outputs(scale: float) -> Tensor:
-            draws = [derive(seed, "predict", s) for s in range(samples)] if scale else []
+            draws = [derive(seed, "predict", s) for s in range(samples)] if scale or self.dropout else []
             drawn = []
-            for weights in self._stacks(draws, scale, vectorize=False):
-                given = (moved(x, device) for x in inputs)
-                drawn.append(torch.cat([called(self.module, task, 1.0, weights, x) for x in given]))
+            with self._masks(seed):  # the same for each scale
+                for weights in self._stacks(draws, scale, vectorize=False):
+                    given = (moved(x, device) for x in inputs)
+                    drawn.append(torch.cat([called(self.module, task, 1.0, weights, x) for x in given]))
             return torch.stack(drawn)
 
-        with torch.no_grad(), evaluating(self.module):
+        with torch.no_grad(), evaluating(self.module, self.dropout):
             of_mean = outputs(0.0)
             if not of_mean.isfinite().all():
                 raise ValueError("the model gives outputs that are not finite for these samples: look for bad ones.")
             before = of_mean if task == "classification" else outputs(1.0)
             self.temperature, self.scale, loss = calibration.best(outputs, calibration.truth(task, targets, before))
-        if self.scale == 0:
+        if self.scale == 0 and not self.dropout:
             warnings.warn(
                 "these samples are predicted best without weight noise, so that the draws of `predict` are now all the "
                 "same and their spread is 0: to keep the noise, set `estimate.scale = 1.0`.",
@@ -256,7 +273,7 @@ class Estimate(nn.Module):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the mean weights, sigma and the groups to a safetensors file."""
         partition = self.partition
-        found = {"temperature": self.temperature, "scale": self.scale, "task": self.task}
+        found = {"temperature": self.temperature, "scale": self.scale, "dropout": self.dropout, "task": self.task}
         files.write(path, self.module.state_dict(), partition.describe(), partition.labels(), partition.sigma, found)
 
     @classmethod
@@ -268,25 +285,9 @@ class Estimate(nn.Module):
         partition = Partition.restore(description, labels, sigma)
         estimate = cls(module, partition.to(next(module.parameters()).device))
         estimate.temperature, estimate.scale = calibrated["temperature"], calibrated["scale"]
+        estimate.dropout = calibrated.get("dropout", False)
         estimate.task = calibrated.get("task", "classification")
         return estimate
-
-
-def _held(module: nn.Module) -> dict[str, Tensor]:
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
-
-
-def _require_like(model: nn.Module, trained: nn.Module) -> None:
-    """Shapes in their order, as the names of trained ones may have got prefixes."""
-    given, known = ([(n, tuple(t.shape)) for n, t in _held(m).items()] for m in (model, trained))
-    for (name, here), (_, there) in zip(given, known, strict=False):
-        if here != there:
-            raise ValueError(f"the model given is another one: {name!r} is of shape {here}, where {there} was trained.")
-    if len(given) != len(known):
-        raise ValueError(
-            f"the model given is another one: it has {len(given)} parameters and buffers, where {len(known)} were "
-            "trained."
-        )
 
 
 def averaged(module: nn.Module, partition: Partition) -> list[Tensor]:

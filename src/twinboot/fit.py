@@ -11,7 +11,6 @@ for each epoch:
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable
@@ -32,7 +31,7 @@ from .estimate import Estimate
 from .groups import Grouping
 from .loader import PairedLoader, Resample, require_map_style
 from .logs import open_log, show, show_finished
-from .options import require_known, require_whole
+from .options import require_known, require_number, require_whole
 from .pooling import require_share
 from .prediction import Task
 from .sharding import is_sharded
@@ -154,11 +153,8 @@ def fit(
         raise ValueError("the model is sharded, but fit wraps twins in DDP: write the loop, and shard Twins there.")
     require_map_style(dataset)
     resets.require_mode(mode)
-    if not 0 <= noise < math.inf:
-        raise ValueError(f"noise must be a number of at least 0, not {noise}.")
+    require_number("noise", noise)
     require_share(pooled)
-    if pooled == 1:
-        raise ValueError("with pooled=1 the twins never part, and there is no sigma: take a share below 1.")
     if amp not in (None, torch.bfloat16, torch.float16):
         raise TypeError(f"amp must be a dtype, torch.bfloat16 or torch.float16, not {amp!r}.")
     if scheduler is not None and not callable(scheduler):

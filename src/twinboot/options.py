@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 from collections.abc import Callable, Iterable, Sequence
+from numbers import Real
 from typing import Any
 
 
@@ -34,6 +36,13 @@ def require_one_of(known: Sequence[str], what: str, value: object) -> None:
 def require_whole(name: str, value: object, least: int, hint: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}{hint}.")
+
+
+def require_number(name: str, value: object, above: bool = False) -> None:
+    """Refuse what is no finite number of at least 0, or above it."""
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not number or not 0 <= value < math.inf or (above and value == 0):  # type: ignore[operator]
+        raise ValueError(f"{name} must be a number {'above' if above else 'of at least'} 0, not {value!r}.")
 
 
 def meant(word: str, known: Iterable[str]) -> str:

@@ -25,6 +25,8 @@ what the batches agree on, 1.35. `noise` of `fit` and `Estimate.scale`, then 2.4
 
 from __future__ import annotations
 
+from numbers import Real
+
 import torch
 from torch import Tensor
 
@@ -40,7 +42,8 @@ def pool_gradients(twins: Twins, share: float) -> None:
 
     Args:
         twins: after a backward pass of each of them. Those of `Apart` are in different processes, and refused.
-        share: from 0, where each keeps its own as in the paper, to 1, where all have the mean and never part.
+        share: from 0, where each keeps its own as in the paper, to below 1, where all would have the mean and never
+            part.
 
     >>> twins = Twins(torch.nn.Linear(1, 1, bias=False))
     >>> for twin, slope in zip(twins, (0.0, 4.0), strict=True):
@@ -76,8 +79,8 @@ def pool_gradients(twins: Twins, share: float) -> None:
 
 
 def require_share(share: float) -> None:
-    if not 0 <= share <= 1:
-        raise ValueError(f"the share of gradients that is pooled must lie between 0 and 1, not {share!r}.")
+    if not (isinstance(share, Real) and 0 <= share < 1):
+        raise ValueError(f"the share of gradients that is pooled must be at least 0 and below 1, not {share!r}.")
 
 
 def _gradients(copies: tuple[Tensor, ...]) -> list[Tensor]:

@@ -82,3 +82,22 @@ def mean(copies: Sequence[Tensor]) -> Tensor:
     for c in copies[1:]:
         away += wide(c).detach() - first
     return away.div_(len(copies)).add_(first)
+
+
+def held(module: nn.Module) -> dict[str, Tensor]:
+    """All that a model holds: its parameters and its buffers."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def require_like(model: nn.Module, trained: nn.Module) -> None:
+    """Refuse a model that does not hold what the trained one does: shapes in their order, as the names of trained ones
+    may have got prefixes."""
+    given, known = ([(n, tuple(t.shape)) for n, t in held(m).items()] for m in (model, trained))
+    for (name, here), (_, there) in zip(given, known, strict=False):
+        if here != there:
+            raise ValueError(f"the model given is another one: {name!r} is of shape {here}, where {there} was trained.")
+    if len(given) != len(known):
+        raise ValueError(
+            f"the model given is another one: it has {len(given)} parameters and buffers, where {len(known)} were "
+            "trained."
+        )

@@ -96,3 +96,16 @@ def test_draws_have_as_much_of_sigma_as_the_recipe_says(tmp_path: Path) -> None:
     assert ends == [2.4, 2.4]
     last.scale = 1.0
     assert not torch.equal(last.predict(x, TASK.samples, seed=TASK.seed).probs, expected)
+
+
+def test_twins_with_dropout_draw_its_masks_too_and_their_mean_does_not(tmp_path: Path) -> None:
+    found = trained("twins-dropout", tmp_path / "a", replace(TASK, epochs=2))
+    x, _ = patterns(20, 2)
+    last = Estimate.load(tmp_path / "a" / "last.safetensors", network(dropout=0.1))
+    assert last.dropout
+    drawn = found.rows["Twin-Boot with dropout, last epoch alone"](x)
+    assert torch.equal(drawn, last.predict(x, TASK.samples, seed=TASK.seed).probs)
+    last.dropout = False
+    assert not torch.equal(drawn, last.predict(x, TASK.samples, seed=TASK.seed).probs)
+    of_mean = found.rows["Twin-Boot with dropout, mean"]
+    assert torch.equal(of_mean(x), of_mean(x))

@@ -34,10 +34,13 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
     network = partial(task.network, dropout=recipe.dropout, seed=task.seed)
     epochs = recipe.epochs(task.epochs)
 
+    def as_the_recipe_says(estimate: Estimate) -> None:
+        estimate.scale, estimate.dropout = recipe.scale, recipe.dropout > 0
+
     def keep(estimate: Estimate, file: Path) -> None:
         with own_randomness(_device(estimate), task.seed, "statistics"):
             estimate.update_batchnorm(task.x[images.trained_on].split(task.batch))
-        estimate.scale = recipe.scale
+        as_the_recipe_says(estimate)
         estimate.save(file)
 
     def look(epoch: int, estimate: Estimate, twins: Twins) -> None:
@@ -76,7 +79,7 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
         progress=False,
         callback=look,
     )
-    found.estimate.scale = recipe.scale
+    as_the_recipe_says(found.estimate)
     looks = [json.loads(_look(scratch, epoch).read_text()) for epoch in range(1, epochs + 1)]
     sigma = [
         {"epoch": epoch, "layer": layer, "sigma": value}

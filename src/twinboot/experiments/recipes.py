@@ -28,7 +28,7 @@ class Recipe:
     reset: int | None = None  # every so many epochs
     early: bool = False  # more resets at first: ten steps apart, each interval a tenth longer, up to a plain epoch
     groups: str = "layer"
-    dropout: float = 0.0
+    dropout: float = 0.0  # in training, and then in draws for a prediction, too
     kind: Kind = "multinomial"  # of bootstrap
     cover: bool = False  # all images are trained on, and none is left to choose by
     longer: float = 1.0  # times the epochs of a single model; how twins are after as many as those is shown, too
