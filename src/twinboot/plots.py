@@ -65,14 +65,17 @@ def circle(axes: Axes, center: tuple[float, float], radius: float, **style: obje
 
 
 def log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
-    """1, 2 and 5 of each decade between two positive numbers, or round numbers where those are too few; and their text,
-    in plain figures.
+    """1, 2 and 5 of each decade between two positive numbers, or more of it where those are too few, or else numbers
+    that are evenly apart; and their text, in plain figures.
 
-    >>> log_ticks(0.03, 0.6)[1], log_ticks(1.2, 2.9)[1]
-    (['0.05', '0.1', '0.2', '0.5'], ['1.2', '1.6', '2', '2.4', '2.8'])
+    >>> log_ticks(0.03, 0.6)[1], log_ticks(0.9, 2.9)[1], log_ticks(1.6, 1.9)[1][:2]
+    (['0.05', '0.1', '0.2', '0.5'], ['1', '1.2', '1.5', '2', '2.5'], ['1.62', '1.68'])
     """
-    found = [m * 10.0**e for e in range(-6, 3) for m in (1, 2, 5) if low <= m * 10.0**e <= high]
-    if len(found) < 3:
+    for steps in ((1, 2, 5), (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)):
+        found = [m * 10.0**e for e in range(-6, 3) for m in steps if low <= m * 10.0**e <= high]
+        if len(found) >= 3:
+            break
+    else:
         found = [value for value in map(float, MaxNLocator(5).tick_values(low, high)) if low <= value <= high]
     return found, [f"{value:g}" for value in found]
 

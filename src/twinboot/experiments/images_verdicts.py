@@ -52,9 +52,9 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
         sigma = tables["sigma"]
         of_the_paper = sigma[sigma["method"].isin(["twins", "twins-draws"])]
         found += _structure(of_the_paper, number, PRESETS[config.preset].normalisation)
-    for ours in [row for row in CONTESTANTS if row in set(rows["row"])]:
-        found += _equal_cost(rows, wide, ratios(tables["turns"]), ours)
-        found += _ahead_of_usual(rows, wide, ratios(tables["turns"]), ours)
+    times = time_of_each(rows, ratios(tables["turns"]))
+    for ours in [row for row in CONTESTANTS if row in times]:
+        found += [*_equal_cost(wide, times, ours), *_ahead_of_usual(wide, times, ours)]
     if {OURS, DRAWS} <= set(rows["row"]):
         found.append(_counts(wide, tables["turns"], number))
     return found
@@ -136,10 +136,9 @@ def _structure(sigma: pd.DataFrame, number: int, normalisation: Normalisation) -
     ]
 
 
-def _equal_cost(rows: pd.DataFrame, wide: pd.DataFrame, ratio: pd.DataFrame, ours: str) -> list[Verdict]:
+def _equal_cost(wide: pd.DataFrame, times: dict[str, float], ours: str) -> list[Verdict]:
     """Held: clearly ahead of all that costs no more, in accuracy, likelihood and calibration; partly: in some of them,
     and clearly behind nobody; not held: clearly behind somebody. Else, or with fewer than three seeds, undecided."""
-    times = time_of_each(rows, ratio)
     others = [row for row in times if not row.startswith(OURS)]
     rivals = [row for row in others if times[row] <= DEARER * times[ours]]
     if not rivals:
@@ -180,10 +179,9 @@ def _better(wide: pd.DataFrame, column: str, ours: str, rivals: Iterable[str]) -
     return [sign * difference(wide, column, ours, row)[0] > 0 for row in rivals]
 
 
-def _ahead_of_usual(rows: pd.DataFrame, wide: pd.DataFrame, ratio: pd.DataFrame, ours: str) -> list[Verdict]:
+def _ahead_of_usual(wide: pd.DataFrame, times: dict[str, float], ours: str) -> list[Verdict]:
     """Of twins that take no longer than they may. Held: clearly ahead of each in likelihood and calibration; partly:
     by the mean; not held: by the mean behind one of them. With fewer than three seeds undecided."""
-    times = time_of_each(rows, ratio)
     if times[ours] > MORE or not set(USUAL) <= set(times):
         return []
     both = ("nll", "ece")
