@@ -28,7 +28,7 @@ cifar10 divided cifar10-all tried changed: export MALLOC_MMAP_THRESHOLD_ = 10737
 cifar10 divided cifar10-all tried changed: export MALLOC_TRIM_THRESHOLD_ = 4294967296
 
 # The image experiment on CIFAR-10: make cifar10 DATA=DIR, with the official files in DIR, and those of Fashion-MNIST as
-# images of another kind. Five seeds of seven methods take two to three hours on two cores; a run that is stopped goes
+# images of another kind. Five seeds of eight methods take two to three hours on two cores; a run that is stopped goes
 # on.
 cifar10: .venv/ready
 	$(BIN)/twinboot images --preset cifar10-5k --data $(DATA) --jobs 2 --out out/full

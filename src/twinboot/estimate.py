@@ -210,7 +210,7 @@ class Estimate(nn.Module):
         samples that no twin saw, `Subset(dataset, bootstrap.unseen)`: those of training would make the model too sure
         of itself. One imaginary sample is counted with them, so that a few that are all predicted right do not make it
         far too sure (`twinboot.calibration`). `predict` uses both from then on, and `save` keeps them. Returns the mean
-        negative log-likelihood of the samples with them. The scale is one of eight from 0 to 2, each with a temperature
+        negative log-likelihood of the samples with them. The scale is one of ten from 0 to 4, each with a temperature
         of its own. Warns if the best scale is 0, which takes all weight noise away.
 
         `task` is that of `predict`, by default the estimate's own; `options` are those of a `DataLoader`, such as the

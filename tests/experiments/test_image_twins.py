@@ -10,6 +10,7 @@ from contest import TASK, network, patterns, trained
 from torch.utils.data import TensorDataset
 
 from twinboot import Bootstrap, Estimate, fit, resets
+from twinboot.experiments.image_twins import twins
 from twinboot.experiments.recipes import TWINS, Recipe
 from twinboot.optimizers import adam
 
@@ -45,13 +46,16 @@ def test_the_last_epoch_alone_is_neither_averaged_nor_chosen(tmp_path: Path) -> 
         assert torch.equal(here, there)
 
 
-def test_twins_that_train_longer_show_what_they_were_after_as_many_epochs_as_the_others(tmp_path: Path) -> None:
-    found = trained("twins-split", tmp_path / "a", replace(TASK, epochs=8))
-    [row] = found.epochs
-    assert row == "Twin-Boot on divided images, 1.125 times as long"
-    assert found.epochs[row] == 9 / 8
-    x, _ = patterns(20, 2)
-    halves: list[Estimate] = []
+@pytest.mark.parametrize("longer", [1.125, 0.875])
+def test_twins_are_shown_after_as_many_epochs_as_the_others_and_after_more_or_fewer(
+    longer: float, tmp_path: Path
+) -> None:
+    name, x = "divided", patterns(20, 2)[0]
+    recipe = Recipe(kind="split", cover=True, longer=longer)
+    found = twins(replace(TASK, epochs=8), tmp_path, lambda: None, name=name, recipe=recipe)
+    row = f"divided, {longer} times as long"
+    assert found.epochs == {row: longer}
+    after: list[Estimate] = []
     fit(
         network(),
         TensorDataset(TASK.x, TASK.y),
@@ -60,14 +64,14 @@ def test_twins_that_train_longer_show_what_they_were_after_as_many_epochs_as_the
         optimizer=lambda p: adam(p, TASK.rate),
         bootstrap=Bootstrap(150, kind="split", cover=True),
         progress=False,
-        callback=lambda epoch, estimate, twins: halves.append(estimate),
+        callback=lambda epoch, estimate, twins: after.append(estimate),
     )
-    for epochs, name in ((8, "Twin-Boot on divided images"), (9, row)):
-        estimate = halves[epochs - 1]
+    for epochs, shown in ((8, name), (round(8 * longer), row)):
+        estimate = after[epochs - 1]
         estimate.update_batchnorm(TASK.x.split(TASK.batch))
         expected = estimate.predict(x, TASK.samples, seed=TASK.seed).probs
-        torch.testing.assert_close(found.rows[name](x), expected, atol=0.02, rtol=0.1)  # statistics of other batches
-    assert not torch.allclose(found.rows[row](x), found.rows["Twin-Boot on divided images"](x), atol=1e-3)
+        torch.testing.assert_close(found.rows[shown](x), expected, atol=0.02, rtol=0.1)  # statistics of other batches
+    assert not torch.allclose(found.rows[row](x), found.rows[name](x), atol=1e-3)
 
 
 def test_early_resets_grow_from_ten_steps_to_a_plain_epoch() -> None:
@@ -92,7 +96,7 @@ def test_draws_have_as_much_of_sigma_as_the_recipe_says(tmp_path: Path) -> None:
     assert last.scale == TWINS["twins-pooled"][1].scale == 2.4
     expected = last.predict(x, TASK.samples, seed=TASK.seed).probs
     assert torch.equal(found.rows["Twin-Boot with pooled gradients, last epoch alone"](x), expected)
-    ends = [Estimate.load(tmp_path / "a" / "usual.safetensors", network()).scale, last.scale]
+    ends = [Estimate.load(tmp_path / "a" / "earlier.safetensors", network()).scale, last.scale]
     assert ends == [2.4, 2.4]
     last.scale = 1.0
     assert not torch.equal(last.predict(x, TASK.samples, seed=TASK.seed).probs, expected)

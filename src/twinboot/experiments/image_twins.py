@@ -30,9 +30,10 @@ from .task import Predict, Task, Trained, of_mean
 def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -> Trained:
     data, bootstrap = TensorDataset(task.x, task.y), recipe.bootstrap(len(task.y), task.seed)
     images = Split(task.x, task.y, held_out=bootstrap.unseen)
-    usual, last = scratch / "usual.safetensors", scratch / "last.safetensors"
+    earlier, last = scratch / "earlier.safetensors", scratch / "last.safetensors"
     network = partial(task.network, dropout=recipe.dropout, seed=task.seed)
-    epochs = recipe.epochs(task.epochs)
+    epochs, shown = recipe.epochs(task.epochs), recipe.shown(task.epochs)
+    first = min(shown, task.epochs)  # of the two epochs that are shown, if they are two
 
     def as_the_recipe_says(estimate: Estimate) -> None:
         estimate.scale, estimate.dropout = recipe.scale, recipe.dropout > 0
@@ -46,12 +47,12 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
     def look(epoch: int, estimate: Estimate, twins: Twins) -> None:
         sigma = {layer: value.square().mean().sqrt().item() for layer, value in estimate.sigma.items()}
         # What is not judged has no BatchNorm statistics of its own, and no accuracy yet.
-        shown = math.nan if recipe.cover else accuracy(estimate.module, images, images.trained_on[:LOOK])[0]
+        right = math.nan if recipe.cover else accuracy(estimate.module, images, images.trained_on[:LOOK])[0]
         with replacing(_look(scratch, epoch)) as file:
-            file.write_text(json.dumps({"train": shown, "sigma": sigma}))
+            file.write_text(json.dumps({"train": right, "sigma": sigma}))
+        if epoch == first < epochs:
+            keep(copy.deepcopy(estimate), earlier)
         if epoch == task.epochs:
-            if epochs > task.epochs:
-                keep(copy.deepcopy(estimate), usual)
             keep(twins.estimate(scale=bootstrap.scale), last)
         if epoch > before:
             tick()
@@ -90,13 +91,14 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
     if not recipe.cover:
         curve |= {"validation": found.history["accuracy"], "loss": found.history["unseen"]}
     curve["seconds"] = found.history["seconds"]
-    end, took = found.estimate, {}
-    ways: dict[str, Predict] = {}
-    if epochs > task.epochs:
-        ways[f"{name}, {recipe.longer} times as long"] = _drawn(end, task)
-        took[f"{name}, {recipe.longer} times as long"] = epochs / task.epochs
-        end = Estimate.load(usual, network())
-    ways = {name: _drawn(end, task), f"{name}, mean": of_mean(end.module), **ways}
+    after = {epochs: found.estimate}
+    if first < epochs:
+        after[first] = Estimate.load(earlier, network())
+    end, took = after[task.epochs], {}
+    ways = {name: _drawn(end, task), f"{name}, mean": of_mean(end.module)}
+    if shown != task.epochs:
+        row = f"{name}, {recipe.longer} times as long"
+        ways[row], took[row] = _drawn(after[shown], task), shown / task.epochs
     if not recipe.cover:
         ways[f"{name}, calibrated"] = _drawn(_calibrated(found, Subset(data, bootstrap.unseen.tolist()), task), task)
     # What Algorithm 1 leaves, if the recipe is the paper's, after as many epochs as the others have: no choice of the

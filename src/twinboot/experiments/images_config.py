@@ -27,7 +27,7 @@ class Preset:
     timed: int = 5000  # images, at most, of an epoch whose time is measured
 
 
-ALL = ("hold-out", "single", "dropout", "ivon", "twins", "twins-pooled", "twins-draws")
+ALL = ("hold-out", "single", "dropout", "ivon", "twins", "twins-pooled", "twins-pooled-dropout", "twins-draws")
 PRESETS: dict[str, Preset] = {
     # For a look within a minute: 8 x 8 pixels, and what needs no other package.
     "digits": Preset("digits", None, "small", 0.5, "weight", 12, 3, ("hold-out", "single", "dropout", "twins")),
@@ -51,8 +51,9 @@ class Config:
     methods: tuple[str, ...] | None = None
     """Of hold-out, single, dropout, dropout-seen (on what twins see), ivon, twins, twins-draws, twins-all (none of the
     images left unseen), twins-split (which divide them all), twins-pooled (which do, and pool their gradients in part),
-    twins-halves (which divide what they see), twins-early (with more resets at first), twins-halves-early, twins-units,
-    twins-centered, twins-mean, twins-rare, twins-quiet, twins-loud, twins-decay and twins-dropout.
+    twins-pooled-dropout (and have dropout, too), twins-halves (which divide what they see), twins-early (with more
+    resets at first), twins-halves-early, twins-units, twins-centered, twins-mean, twins-rare,
+    twins-quiet, twins-loud, twins-decay and twins-dropout.
     By default the preset's: digits has hold-out, single, dropout and twins."""
     screened: tuple[str, ...] = ()
     """Other methods that run with the first seed alone, to see which are worth all of them."""

@@ -14,11 +14,13 @@ AS_LONG, OURS_LAST = "single, all images", f"{TWINS['twins'][0]}, last epoch alo
 OURS, DRAWS = (TWINS[method][0] for method in ("twins", "twins-draws"))
 OURS_MEAN, OURS_DROPOUT, OURS_ALL = f"{OURS}, mean", TWINS["twins-dropout"][0], TWINS["twins-all"][0]
 OURS_SPLIT, OURS_POOLED = TWINS["twins-split"][0], TWINS["twins-pooled"][0]
+OURS_BOTH = TWINS["twins-pooled-dropout"][0]
 OURS_CALIBRATED = f"{OURS}, calibrated"
 CONTESTANTS = (
     *(OURS, OURS_CALIBRATED, OURS_DROPOUT, OURS_ALL),
     *(OURS_SPLIT, f"{OURS_SPLIT}, {TWINS['twins-split'][1].longer} times as long"),
     *(OURS_POOLED, f"{OURS_POOLED}, {TWINS['twins-pooled'][1].longer} times as long"),
+    *(OURS_BOTH, f"{OURS_BOTH}, {TWINS['twins-pooled-dropout'][1].longer} times as long"),
 )
 # What others have, as they have it: not averaged over the epochs as twins are.
 USUAL = (

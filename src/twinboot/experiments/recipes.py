@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .. import resets
 from ..bootstrap import Bootstrap, Kind
@@ -31,7 +31,7 @@ class Recipe:
     dropout: float = 0.0  # in training, and then in draws for a prediction, too
     kind: Kind = "multinomial"  # of bootstrap
     cover: bool = False  # all images are trained on, and none is left to choose by
-    longer: float = 1.0  # times the epochs of a single model; how twins are after as many as those is shown, too
+    longer: float = 1.0  # times the epochs of a single model, after which twins are shown besides
 
     def bootstrap(self, n: int, seed: int) -> Bootstrap:
         return Bootstrap(n, seed=seed, kind=self.kind, cover=self.cover)
@@ -43,15 +43,22 @@ class Recipe:
             return resets.steps(resets.growing(FIRST, 1.1, most=max(FIRST, steps)))
         return None if self.reset is None else resets.every(self.reset)
 
-    def epochs(self, of_single: int) -> int:
+    def shown(self, of_single: int) -> int:
+        """The epoch that is shown beside the last one of a single model."""
         return math.ceil(self.longer * of_single)
+
+    def epochs(self, of_single: int) -> int:
+        return max(self.shown(of_single), of_single)
 
 
 # Twins that pool their gradients part more slowly, 2.4 times with Adam and noisy gradients (`twinboot.pooling`): draws
 # for a prediction have so much more of sigma. For the noise in training 3, 3.3, 4 and 5.5 were tried with one seed,
 # judged by images of the training files that nothing was trained on: with 3 twins overfit, with 5.5 they learn slowly.
 # Longer: 26 epochs instead of 24, to see what more time does.
+# With some dropout, too: noise 1, 2 and 3.3 with dropout .1, and 3 with .05, were tried in the same way; the last was
+# best. Masks take time: so the epoch before the last is shown, too, which 1.4 times that of a single model buys.
 POOLED = Recipe(kind="split", cover=True, pooled=0.7, noise=4.0, scale=2.4, longer=1.08)
+POOLED_DROPOUT = replace(POOLED, noise=3.0, dropout=DROPOUT / 4, longer=0.95)
 
 # Method -> its name in the table, and what it is.
 TWINS = {
@@ -60,6 +67,7 @@ TWINS = {
     "twins-all": ("Twin-Boot on all images", Recipe(cover=True)),
     "twins-split": ("Twin-Boot on divided images", Recipe(kind="split", cover=True, longer=1.125)),
     "twins-pooled": ("Twin-Boot with pooled gradients", POOLED),
+    "twins-pooled-dropout": ("Twin-Boot with pooled gradients and dropout", POOLED_DROPOUT),
     "twins-halves": ("Twin-Boot on halves", Recipe(kind="split")),
     "twins-early": ("Twin-Boot with early resets", Recipe(early=True)),
     "twins-halves-early": ("Twin-Boot on halves with early resets", Recipe(kind="split", early=True)),
