@@ -51,9 +51,9 @@ class Config:
     methods: tuple[str, ...] | None = None
     """Of hold-out, single, dropout, dropout-seen (on what twins see), ivon, twins, twins-draws, twins-all (none of the
     images left unseen), twins-split (which divide them all), twins-pooled (which do, and pool their gradients in part),
-    twins-pooled-dropout (and have dropout, too), twins-halves (which divide what they see), twins-early (with more
-    resets at first), twins-halves-early, twins-units, twins-centered, twins-mean, twins-rare,
-    twins-quiet, twins-loud, twins-decay and twins-dropout.
+    twins-pooled-dropout (and have dropout, too), twins-pooled-quiet, twins-pooled-loud, twins-halves (which divide what
+    they see), twins-pooled-halves, twins-early (with more resets at first), twins-halves-early, twins-units,
+    twins-centered, twins-mean, twins-rare, twins-quiet, twins-loud, twins-decay and twins-dropout.
     By default the preset's: digits has hold-out, single, dropout and twins."""
     screened: tuple[str, ...] = ()
     """Other methods that run with the first seed alone, to see which are worth all of them."""
