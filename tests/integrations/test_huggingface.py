@@ -33,7 +33,7 @@ from transformers import (
     set_seed,
 )
 
-from twinboot import Bootstrap, PairedLoader, Twins, resets
+from twinboot import Bootstrap, PairedLoader, Twins, pool_gradients, resets
 from twinboot.integrations.huggingface import TwinTrainer
 
 
@@ -54,11 +54,13 @@ def same(first: Any, second: Any) -> bool:
 
 @pytest.mark.parametrize("accumulation", [1, 3])
 @pytest.mark.parametrize("mode", ["sample", "centered"])
-@pytest.mark.parametrize("reset", [resets.at(2), resets.steps(resets.every(3))])
+@pytest.mark.parametrize(
+    ("reset", "pooled", "noise"), [(resets.at(2), 0.0, 1.0), (resets.steps(resets.every(3)), 0.7, 4.0)]
+)
 def test_training_equals_the_loop_that_one_would_write(
-    tmp_path: Path, accumulation: int, mode: Any, reset: resets.Schedule
+    tmp_path: Path, accumulation: int, mode: Any, reset: resets.Schedule, pooled: float, noise: float
 ) -> None:
-    """With dropout, clipping, a loss over all tokens of accumulated batches, and resets; bit for bit."""
+    """Dropout, clipping, a loss over all tokens of accumulated batches, pooled gradients and resets; bit for bit."""
     model, data = gpt2(), spoken()
     twins = Twins(model, groups="tensor", seed=5)
     optimizer = torch.optim.SGD(twins.parameters(), 0.1, momentum=0.9)
@@ -76,11 +78,12 @@ def test_training_equals_the_loop_that_one_would_write(
             part = pairs[start : start + accumulation]
             counts = [sum((pair[r]["labels"][:, 1:] != -100).sum() for pair in part) for r in (0, 1)]
             for pair in part:
-                with twins.sampled():
+                with twins.sampled(noise):
                     for twin, batch, count in zip(twins, pair, counts, strict=True):
                         twin(**batch, num_items_in_batch=count).loss.backward()
             for twin in twins:
                 clip_grad_norm_(twin.parameters(), 0.5)
+            pool_gradients(twins, pooled)
             optimizer.step()
             optimizer.zero_grad()
             twins.update()
@@ -88,7 +91,7 @@ def test_training_equals_the_loop_that_one_would_write(
 
     settings: dict[str, Any] = {"gradient_accumulation_steps": accumulation, "max_grad_norm": 0.5}
     args = arguments(tmp_path, seed=5, num_train_epochs=3, lr_scheduler_type="constant", **settings)
-    options = {"groups": "tensor", "reset": reset, "mode": mode}
+    options = {"groups": "tensor", "reset": reset, "mode": mode, "pooled": pooled, "noise": noise}
     sgd = (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
     trainer = TwinTrainer(model, args, train_dataset=data, optimizer_cls_and_kwargs=sgd, **options)
     trainer.train()
@@ -399,6 +402,10 @@ def test_mistakes_get_one_sentence(tmp_path: Path) -> None:
         TwinTrainer(bert(), args, train_dataset=data, reset=1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="unknown reset mode"):
         TwinTrainer(bert(), args, train_dataset=data, mode="none")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="noise must be a number of at least 0, not -1"):
+        TwinTrainer(bert(), args, train_dataset=data, noise=-1)
+    with pytest.raises(ValueError, match="is pooled must be at least 0 and below 1, not 1"):
+        TwinTrainer(bert(), args, train_dataset=data, pooled=1)
     with pytest.raises(ValueError, match="group_by_length"):
         TwinTrainer(bert(), arguments(tmp_path, train_sampling_strategy="group_by_length"), train_dataset=data)
     with pytest.raises(TypeError, match="map-style"):

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
 
-from twinboot import Bootstrap, PairedLoader, Twins, resets
+from twinboot import Bootstrap, PairedLoader, Twins, pool_gradients, resets
 from twinboot.fittings import limits, wrapper
 from twinboot.integrations.lightning import TwinModule
 from twinboot.resets import steps_and_epochs
@@ -78,6 +78,8 @@ def by_hand(
     accumulate: int = 1,
     amp: bool = False,
     steps: int | None = None,
+    noise: float = 1.0,
+    pooled: float = 0.0,
 ) -> Twins:
     """The README's loop; a reset belongs to the epoch that it begins."""
     loader, twins = PairedLoader(DATA, Bootstrap(64), 10), Twins(Net())
@@ -90,13 +92,14 @@ def by_hand(
             if stepped and by_step(done):
                 twins.reset(mode)
             stepped = False
-            with twins.sampled():
+            with twins.sampled(noise):
                 for twin, (x, y) in zip(twins, pair, strict=True):
                     with torch.autocast("cpu", torch.bfloat16, enabled=amp):
                         loss = F.cross_entropy(twin(x), y)
                     (loss / accumulate).backward()
             if step % accumulate and step < len(loader):
                 continue
+            pool_gradients(twins, pooled)
             for twin in twins:
                 if clip is not None:
                     nn.utils.clip_grad_norm_(twin.parameters(), clip)
@@ -179,6 +182,18 @@ def test_long_epochs_have_early_resets_by_default(monkeypatch: pytest.MonkeyPatc
 def test_options_of_the_trainer_do_what_the_plain_loop_does_with_each_twin(of_trainer: Any, of_loop: Any) -> None:
     assert_same_bits(snapshot(fitted(**of_trainer).twins), snapshot(by_hand(**of_loop)))
     assert_differ(by_hand(**of_loop), by_hand())
+
+
+@pytest.mark.parametrize(
+    ("of_trainer", "of_loop"),
+    [({}, {}), ({"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}, {"accumulate": 2, "clip": 0.1})],
+)
+def test_gradients_may_be_pooled_and_the_noise_louder(of_trainer: Any, of_loop: Any) -> None:
+    options = {"pooled": 0.7, "noise": 4.0}
+    found = fitted(options=options, **of_trainer)
+    assert_same_bits(snapshot(found.twins), snapshot(by_hand(**options, **of_loop)))
+    assert_differ(found.twins, by_hand(pooled=0.7, **of_loop))
+    assert_differ(found.twins, by_hand(noise=4.0, **of_loop))
 
 
 class Looking(Net):
@@ -773,6 +788,10 @@ def test_mistakes_get_one_sentence(tmp_path: Path) -> None:
         TwinModule(ByHand(), DATA)
     with pytest.raises(ValueError, match=r"^unknown reset mode 'none'"):
         TwinModule(Net(), DATA, mode="none")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^noise must be a number of at least 0, not -1"):
+        TwinModule(Net(), DATA, noise=-1)
+    with pytest.raises(ValueError, match="is pooled must be at least 0 and below 1, not 1"):
+        TwinModule(Net(), DATA, pooled=1)
     with pytest.raises(TypeError, match=r"^reset must be a schedule such as twinboot.resets.every\(1\), not 1"):
         TwinModule(Net(), DATA, reset=1)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"^'more.weight' was made in setup\(\)"):

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback
 
+from ..pooling import pool_gradients
 from ..resets import steps_and_epochs
 from ..twins import Twins
 
@@ -60,7 +61,7 @@ class Pair(nn.Module):
 
 
 class Algorithm(TrainerCallback):  # type: ignore[misc]
-    """The lines of Algorithm 1 that are not in a step: sigma, the data of an epoch, the reset."""
+    """The lines of Algorithm 1 that are around a step: sigma, the data of an epoch, the reset; and what is pooled."""
 
     def __init__(self, trainer: TwinTrainer) -> None:
         self.trainer, self.inside, self.stepped = trainer, False, False
@@ -86,6 +87,9 @@ class Algorithm(TrainerCallback):  # type: ignore[misc]
     def _reset(self) -> None:
         self.trainer.twins.reset(self.trainer.mode)
         self.trainer._settled = False
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        pool_gradients(self.trainer.twins, self.trainer.pooled)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.stepped = True

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
+from torch import nn
 from transformers import Trainer
 from transformers import __version__ as installed
+
+from ..bootstrap import Bootstrap
+from ..judging import ENOUGH, Judge
 
 SPREAD = "FSDP and DeepSpeed spread the weights that twins need whole: use plain torchrun (DDP)."
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -37,3 +42,17 @@ def workers(args: Any) -> dict[str, Any]:
     """What the arguments say of the processes that read batches."""
     names = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "multiprocessing_context")
     return {name: getattr(args, f"dataloader_{name}") for name in names}
+
+
+def give_statistics(trainer: Any, bootstrap: Bootstrap, mean: nn.Module) -> None:
+    """BatchNorm statistics of the mean's own: those of the twins belong to other weights."""
+    collate = trainer._get_collator_with_removed_columns(trainer.data_collator, "training")
+    options = {"collate_fn": collate, "num_workers": trainer.args.dataloader_num_workers}
+    judge = Judge(trainer.train_dataset, bootstrap, trainer._train_batch_size, trainer.args.seed, options)
+
+    @torch.no_grad()
+    def step(module: nn.Module, batch: Any, number: int) -> tuple[float, int]:
+        with trainer.accelerator.autocast():
+            return trainer.compute_loss(module, trainer._prepare_inputs(batch)).item(), 1
+
+    judge.give_statistics(mean, step, trainer.args.device, ENOUGH)

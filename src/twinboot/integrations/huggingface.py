@@ -56,11 +56,12 @@ from ..estimate import Estimate
 from ..fittings.pairs import Algorithm, Pair
 from ..fittings.pretrained import load, predicted, read_sigma, take_mean, task_of, with_task, write_sigma
 from ..fittings.resuming import read_twins, write_twins
-from ..fittings.trainers import SPREAD, called_by_trainer, refuse, workers
+from ..fittings.trainers import SPREAD, called_by_trainer, give_statistics, refuse, workers
 from ..groups import Grouping
-from ..judging import ENOUGH, Judge
 from ..loader import PairedLoader, require_map_style
+from ..options import require_number
 from ..partition import Partition
+from ..pooling import require_share
 from ..prediction import Prediction, Task
 from ..replicate import replicate
 from ..twins import Twins
@@ -81,6 +82,8 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         mode: how: `"centered"`, `"sample"` as in the paper, or `"mean"`. The default is not the paper's, since the
             learning rate of a `Trainer` falls to 0, and small steps cannot undo the noise that `"sample"` puts on the
             mean.
+        noise: times sigma is the noise on the weights in training; 1 in the paper.
+        pooled: the share of each twin's gradients, once clipped, that is the mean of all twins', as in `fit`.
         bootstrap: who sees which sample, if not the default; it also says how many twins there are.
 
     >>> from tempfile import mkdtemp
@@ -107,10 +110,14 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         groups: str | Grouping = "layer",
         reset: Callable[[int], bool] | None = None,
         mode: resets.Mode = "centered",
+        noise: float = 1.0,
+        pooled: float = 0.0,
         bootstrap: Bootstrap | None = None,
         **options: Any,
     ) -> None:
         resets.require_mode(mode)
+        require_number("noise", noise)
+        require_share(pooled)
         args = args or TrainingArguments("tmp_trainer")
         if args.fsdp:  # on a CPU accelerate would leave it out without a word
             raise ValueError(SPREAD)
@@ -119,7 +126,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
             bootstrap = bootstrap or Bootstrap(len(train_dataset), seed=args.seed)
             if eval_dataset is None and len(bootstrap.unseen):
                 eval_dataset = Subset(train_dataset, bootstrap.unseen.tolist())
-        self.groups, self.mode, self.bootstrap = groups, mode, bootstrap
+        self.groups, self.mode, self.noise, self.pooled, self.bootstrap = groups, mode, noise, pooled, bootstrap
         self.due = resets.checked(reset, resets.every(1))
         self._pair: Pair | None = None
         self._paired: PairedLoader  # made for each training
@@ -185,22 +192,9 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         if self._settled:
             return
         estimate = self.twins.estimate(scale=self._known_bootstrap().scale)
-        self._give_statistics(estimate.module)
+        give_statistics(self, self._known_bootstrap(), estimate.module)
         take_mean(self.model, estimate)
         self._partition, self._settled = estimate.partition, True
-
-    def _give_statistics(self, mean: nn.Module) -> None:
-        """BatchNorm statistics of the mean's own: those of the twins belong to other weights."""
-        collate = self._get_collator_with_removed_columns(self.data_collator, "training")
-        options = {"collate_fn": collate, "num_workers": self.args.dataloader_num_workers}
-        judge = Judge(self.train_dataset, self._known_bootstrap(), self._train_batch_size, self.args.seed, options)
-
-        @torch.no_grad()
-        def step(module: nn.Module, batch: Any, number: int) -> tuple[float, int]:
-            with self.accelerator.autocast():
-                return self.compute_loss(module, self._prepare_inputs(batch)).item(), 1
-
-        judge.give_statistics(mean, step, self.args.device, ENOUGH)
 
     def _match_precision(self) -> None:
         """Run `model` under autocast if the twins train so, as a Trainer's own model does."""
@@ -237,7 +231,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         pair, losses = self._twinned(), []
         self._settled = False
-        with pair.twins.sampled():
+        with pair.twins.sampled(self.noise):
             counts = [None] * len(inputs) if num_items_in_batch is None else num_items_in_batch
             for pair.turn, (batch, count) in enumerate(zip(inputs, counts, strict=True)):
                 losses.append(super().training_step(model, batch, count))

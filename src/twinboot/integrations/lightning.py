@@ -57,6 +57,8 @@ from ..fittings.wrapper import Loss
 from ..groups import Grouping
 from ..judging import Judge
 from ..loader import PairedLoader, Resample, require_map_style
+from ..options import require_number
+from ..pooling import pool_gradients, require_share
 from ..randomness import own_randomness
 from ..replicate import replicate
 from ..twins import Twins
@@ -75,6 +77,8 @@ class TwinModule(Mean):
             `resets.steps(resets.growing(10, 1.1, most=80))`. By default after each epoch, as in the paper; where an
             epoch has more than 100 steps, after few of them at first, as in `fit`.
         mode: how: `"sample"` as in the paper, `"mean"` or `"centered"`.
+        noise: times sigma is the noise on the weights in training; 1 in the paper.
+        pooled: the share of each twin's gradients, before they are clipped, that is the mean of all, as in `fit`.
         resample: `"draws"`, or `"counts"` together with a `loss`.
         loss: a function of (module, batch) with one value for each sample, in the place of `training_step`.
         bootstrap: who sees which sample, if not the default; it also says how many twins there are.
@@ -111,6 +115,8 @@ class TwinModule(Mean):
         groups: str | Grouping = "layer",
         reset: Callable[[int], bool] | None = None,
         mode: resets.Mode = "sample",
+        noise: float = 1.0,
+        pooled: float = 0.0,
         resample: Resample = "draws",
         loss: Loss | None = None,
         bootstrap: Bootstrap | None = None,
@@ -118,6 +124,8 @@ class TwinModule(Mean):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         resets.require_mode(mode)
+        require_number("noise", noise)
+        require_share(pooled)
         require_map_style(dataset)
         limits.require_module(module)
         limits.require_loss(resample, loss)
@@ -127,7 +135,7 @@ class TwinModule(Mean):
         bootstrap = bootstrap or Bootstrap(len(dataset), seed=seed)  # type: ignore[arg-type]
         judge = Judge(dataset, bootstrap, batch_size, seed, options or {})
         super().__init__(own, Twins(own, bootstrap.replicas, groups, seed), loss, judge)
-        self.bootstrap, self.seed, self.mode = bootstrap, seed, mode
+        self.bootstrap, self.seed, self.mode, self.noise, self.pooled = bootstrap, seed, mode, noise, pooled
         self.due = reset if reset is None else resets.checked(reset, resets.every(1))  # None for the usual one
         self._made = partial(Pairs, dataset, bootstrap, batch_size, resample, seed=seed, **(options or {}))
         self.pairs = self._made()
@@ -188,7 +196,7 @@ class TwinModule(Mean):
         weighted = self.pairs.resample == "counts"
         drawn = own_randomness(self.device, self.seed, self.pairs.epoch, self.pairs.step, *ranks.own())
         with self.logging_means(), ExitStack() as noise:
-            noise.enter_context(self.twins.sampled())
+            noise.enter_context(self.twins.sampled(self.noise))
             with drawn:
                 self._outputs = [self.step(self.module, part, batch_idx, weighted) for part in self.each_twin(batch)]
             if None in self._outputs:
@@ -211,6 +219,10 @@ class TwinModule(Mean):
         self._losses = []
         with self._noise:
             self.module.backward(loss, *args, **kwargs)
+
+    def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:  # once for each step
+        pool_gradients(self.twins, self.pooled)
+        super().configure_gradient_clipping(*args, **kwargs)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         self.module.optimizer_step(*args, **kwargs)
