@@ -78,7 +78,7 @@ pooled: .venv/ready
 		twins-pooled-dropout --screened twins-pooled twins-pooled-quiet twins-pooled-loud --jobs 2 --out out/pooled
 	$(BIN)/twinboot report out/pooled --page docs/pooled.md --prefix pooled- --title "Twins that pool their gradients" \
 		--about "Twins on 5,000 images of CIFAR-10 of whose gradients 0.7 is the mean of both, by fit(pooled=0.7), and \
-	Twin-Boot as it is in the paper, which pools nothing. All rows are judged by 5,000 other images of the training \
+	Twin-Boot by the defaults of fit, which pools nothing. All rows are judged by 5,000 other images of the training \
 	files, which nothing trained on. With pooled gradients twins divide the images and have 4 times sigma for noise in \
 	training and 2.4 times in draws for a prediction; with less noise 3 times, with more 5.5 times, with dropout 3 times \
 	and dropout of 0.05. On halves: 13.5 % of the images are left unseen, to choose by. Rows of the first seed alone are \

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from . import ranks, seeds
-from .estimate import Estimate, averaged
+from .batchnorm import averaged
+from .estimate import Estimate
 from .exchange import copy_first_, gather, gather_each, same_everywhere
 from .groups import Grouping
 from .lean import Lean

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+
+from .partition import Partition
+from .replicate import Places
 
 
 def layers(module: nn.Module) -> list[_NormBase]:
@@ -30,3 +33,10 @@ def fresh_statistics(module: nn.Module) -> Iterator[None]:
         for layer, momentum in zip(own, momenta, strict=True):
             layer.momentum = momentum
         module.eval()
+
+
+def averaged(module: nn.Module, partition: Partition) -> list[Tensor]:
+    """What an estimate has the mean of: a model's trained weights and its BatchNorm statistics. The mean of statistics
+    is not the mean model's own, but near it; update_batchnorm gives its own."""
+    statistics = [s for m in layers(module) for s in (m.running_mean, m.running_var) if s is not None]
+    return Places(module, list(partition.parameter_shapes)).read() + statistics

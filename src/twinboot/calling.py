@@ -83,21 +83,12 @@ def chunks_of(x: Any, size: int, device: torch.device) -> list[Callable[[], Any]
 
 
 @contextmanager
-def evaluating(module: nn.Module, dropping: bool = False) -> Iterator[None]:
-    """Evaluation mode for the time of the block, but for dropout where `dropping` is asked for; each submodule gets
-    back the mode that it had."""
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode for the time of the block; each submodule gets back the mode that it had."""
     modes = {m: m.training for m in module.modules()}
-    if dropping and not any(map(_drops, modes)):
-        raise ValueError("the model has no layer of dropout, such as nn.Dropout, to draw masks of.")
     module.eval()
-    for m in filter(_drops, modes if dropping else ()):
-        m.training = True
     try:
         yield
     finally:
         for m, mode in modes.items():
             m.training = mode
-
-
-def _drops(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.dropout._DropoutNd)  # of which all kinds of dropout are

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -16,14 +15,14 @@ from torch.func import vmap
 from torch.utils.data import DataLoader, Dataset
 
 from . import calibration, files
-from .batchnorm import fresh_statistics, layers
+from .batchnorm import averaged, fresh_statistics, layers
 from .calling import call, called, chunks_of, evaluating, first_tensor
 from .devices import moved
+from .dropout import drawing
 from .noise import normals
 from .options import one_of, require_known, require_number, require_one_of
 from .partition import Partition
 from .prediction import TASKS, Moments, Prediction, Task, combine
-from .randomness import own_randomness
 from .replicate import Places, held, mean, overwrite_, replicate, require_like, wide
 from .seeds import derive
 from .sharding import refuse_copy, whole
@@ -38,14 +37,16 @@ class Estimate(nn.Module):
     """The mean model, with the uncertainty of its weights. Calling it is calling the mean model.
 
     `module` is a plain instance of your own class, for export. Get one from `Twins.estimate()` or `Estimate.load()`.
+    `temperature`, `scale`, `dropout` and `task` say how `predict` predicts, and may be set.
     """
+
+    dropout = False  # whether draws of the weights come with masks of the model's dropout layers
 
     def __init__(self, module: nn.Module, partition: Partition) -> None:
         super().__init__()
         self.module = module
         self.partition = partition
         self.temperature = self.scale = 1.0  # of likelihoods, and of sigma; `calibrate` finds better ones
-        self.dropout = False  # whether draws of the weights come with masks of the model's dropout layers
         # Of `predict`, if it is not told another one; `fit` knows by its loss, or has None by one of the user's own.
         self.task: Task | None = "classification"
         self.eval()
@@ -73,7 +74,8 @@ class Estimate(nn.Module):
 
     def extra_repr(self) -> str:
         found = {"temperature": self.temperature, "scale": self.scale}
-        return ", ".join(f"{name}={value:.3g}" for name, value in found.items() if value != 1)
+        said = [f"{name}={value:.3g}" for name, value in found.items() if value != 1]
+        return ", ".join(said + ["dropout=True"] * self.dropout)
 
     @property
     def sigma(self) -> dict[str, Tensor]:
@@ -103,7 +105,7 @@ class Estimate(nn.Module):
         """Predict for `x`: a tensor, or a tuple or mapping of tensors, whose first dimension runs over the inputs.
 
         Dropout is off, as ever in evaluation. After `estimate.dropout = True` each draw of the weights has masks, too,
-        other ones for each input, as MC dropout has them: draws are then of all that was random in training.
+        other ones for each input, as MC dropout has them: those of PyTorch's own layers (`twinboot.dropout`).
 
         Args:
             samples: draws of the weights, each used for all inputs; 0 for the mean model alone.
@@ -113,7 +115,7 @@ class Estimate(nn.Module):
                 the estimate's own `task`: what `fit` was for, unless by a loss of your own, else classification.
             batch_size: inputs at a time. Memory beyond the result does not grow with the number of inputs.
             scale: factor on sigma; by default that of `calibrate`, or 1.
-            seed: the same seed gives the same draws.
+            seed: the same seed gives the same draws; masks of dropout depend on `batch_size`, too.
             vectorize: several draws at once with `torch.func.vmap`, or one after another; the numbers are the same to
                 rounding. None takes the first where it pays and the model allows it, else the second.
         """
@@ -124,27 +126,27 @@ class Estimate(nn.Module):
             raise ValueError(f"batch_size must be at least 1, not {batch_size!r}.")
         scale = self.scale if scale is None else scale
         require_number("scale", scale)
-        require_number("temperature", self.temperature, above=True)
-        dropping = self.dropout and samples > 0
-        if dropping and vectorize:
+        require_number("temperature", self.temperature, positive=True)
+        if samples and self.dropout and vectorize:
             raise ValueError("with dropout draws come one after another: leave vectorize out.")
-        if samples and scale and not dropping and not self.partition.sigma.any():
+        if samples and scale and not self.partition.sigma.any():
             warnings.warn(
-                "sigma is 0 everywhere, so that all draws are the same: train with an optimizer of twins.parameters(), "
-                "and call twins.update() after each of its steps.",
+                "sigma is 0 everywhere, so that draws have no noise on the weights: train with an optimizer of "
+                "twins.parameters(), and call twins.update() after each of its steps.",
                 stacklevel=2,
             )
         chunks = chunks_of(x, batch_size, self.partition.sigma.device)
         draws = [derive(seed, "predict", s) for s in range(samples)]
-        with torch.no_grad(), evaluating(self.module, dropping), self._masks(seed):
-            if vectorize is None and draws and not dropping and self.partition.sizes.sum() <= _SMALL_MODEL:
+        module, masks = drawing(self.module, self.dropout if samples else False, self.partition.sigma.device, seed)
+        with torch.no_grad(), evaluating(self.module), masks:
+            if vectorize is None and draws and not self.dropout and self.partition.sizes.sum() <= _SMALL_MODEL:
                 try:
                     with warnings.catch_warnings():
                         warnings.filterwarnings("error", ".*performance drop.*")  # where vmap would be a loop itself
-                        return self._predict(chunks, task, draws, scale, vectorize=True)
+                        return self._predict(module, chunks, task, draws, scale, vectorize=True)
                 except Exception:  # vmap refuses some models, each in its own way; the loop below judges the rest
                     pass
-            return self._predict(chunks, task, draws, scale, vectorize=bool(vectorize and draws))
+            return self._predict(module, chunks, task, draws, scale, vectorize=bool(vectorize and draws))
 
     def _task(self, asked: Task | None) -> Task:
         task = asked or self.task
@@ -153,16 +155,18 @@ class Estimate(nn.Module):
         require_one_of(TASKS, "task", task)
         return task
 
-    def _masks(self, seed: int) -> AbstractContextManager[None]:
-        """Dropout draws from the global generators: from the seed while this lasts, and they stay as they are."""
-        return own_randomness(self.partition.sigma.device, seed, "masks") if self.dropout else nullcontext()
-
     def _predict(
-        self, chunks: list[Callable[[], Any]], task: Task, draws: list[int], scale: float, vectorize: bool
+        self,
+        module: nn.Module,
+        chunks: list[Callable[[], Any]],
+        task: Task,
+        draws: list[int],
+        scale: float,
+        vectorize: bool,
     ) -> Prediction:
         moments = [Moments(task) for _ in chunks]
         # Inside vmap a module may keep what is only valid there (weight_norm's hook does), so that uses up a copy.
-        module = replicate(self.module)[0] if vectorize else self.module
+        module = replicate(module)[0] if vectorize else module
         run: Callable[..., Tensor] = partial(called, module, task, self.temperature)
         run = vmap(run, in_dims=(0, None)) if vectorize else run
         for weights in self._stacks(draws, scale, vectorize):
@@ -226,23 +230,24 @@ class Estimate(nn.Module):
 
         def outputs(scale: float) -> Tensor:
             draws = [derive(seed, "predict", s) for s in range(samples)] if scale or self.dropout else []
-            drawn = []
-            with self._masks(seed):  # the same for each scale
+            drawn, (module, masks) = [], drawing(self.module, self.dropout, device, seed)
+            with masks:  # the same for each scale
                 for weights in self._stacks(draws, scale, vectorize=False):
                     given = (moved(x, device) for x in inputs)
-                    drawn.append(torch.cat([called(self.module, task, 1.0, weights, x) for x in given]))
+                    drawn.append(torch.cat([called(module, task, 1.0, weights, x) for x in given]))
             return torch.stack(drawn)
 
-        with torch.no_grad(), evaluating(self.module, self.dropout):
-            of_mean = outputs(0.0)
-            if not of_mean.isfinite().all():
+        with torch.no_grad(), evaluating(self.module):
+            without = outputs(0.0)
+            if not without.isfinite().all():
                 raise ValueError("the model gives outputs that are not finite for these samples: look for bad ones.")
-            before = of_mean if task == "classification" else outputs(1.0)
+            before = without if task == "classification" else outputs(1.0)
             self.temperature, self.scale, loss = calibration.best(outputs, calibration.truth(task, targets, before))
-        if self.scale == 0 and not self.dropout:
+        if self.scale == 0:
+            left = "have the spread of dropout alone" if self.dropout else "are now all the same and their spread is 0"
             warnings.warn(
-                "these samples are predicted best without weight noise, so that the draws of `predict` are now all the "
-                "same and their spread is 0: to keep the noise, set `estimate.scale = 1.0`.",
+                f"these samples are predicted best without weight noise, so that the draws of `predict` {left}: to "
+                "keep the noise, set `estimate.scale = 1.0`.",
                 stacklevel=2,
             )
         return loss
@@ -288,10 +293,3 @@ class Estimate(nn.Module):
         estimate.dropout = calibrated.get("dropout", False)
         estimate.task = calibrated.get("task", "classification")
         return estimate
-
-
-def averaged(module: nn.Module, partition: Partition) -> list[Tensor]:
-    """What an estimate has the mean of: a model's trained weights and its BatchNorm statistics. The mean of statistics
-    is not the mean model's own, but near it; update_batchnorm gives its own."""
-    statistics = [s for m in layers(module) for s in (m.running_mean, m.running_var) if s is not None]
-    return Places(module, list(partition.parameter_shapes)).read() + statistics

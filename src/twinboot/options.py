@@ -38,11 +38,12 @@ def require_whole(name: str, value: object, least: int, hint: str = "") -> None:
         raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}{hint}.")
 
 
-def require_number(name: str, value: object, above: bool = False) -> None:
+def require_number(name: str, value: object, positive: bool = False) -> None:
     """Refuse what is no finite number of at least 0, or above it."""
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not 0 <= value < math.inf or (above and value == 0):  # type: ignore[operator]
-        raise ValueError(f"{name} must be a number {'above' if above else 'of at least'} 0, not {value!r}.")
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, not {value!r}.")
+    if not 0 <= value < math.inf or (positive and value == 0):  # type: ignore[operator]
+        raise ValueError(f"{name} must be a finite number {'above' if positive else 'of at least'} 0, not {value!r}.")
 
 
 def meant(word: str, known: Iterable[str]) -> str:

@@ -25,12 +25,11 @@ what the batches agree on, 1.35. `noise` of `fit` and `Estimate.scale`, then 2.4
 
 from __future__ import annotations
 
-from numbers import Real
-
 import torch
 from torch import Tensor
 
 from .apart import Apart
+from .options import require_number
 from .sharding import local
 from .twins import Twins
 
@@ -79,8 +78,9 @@ def pool_gradients(twins: Twins, share: float) -> None:
 
 
 def require_share(share: float) -> None:
-    if not (isinstance(share, Real) and 0 <= share < 1):
-        raise ValueError(f"the share of gradients that is pooled must be at least 0 and below 1, not {share!r}.")
+    require_number("the share of gradients that is pooled", share)
+    if share >= 1:
+        raise ValueError(f"the share of gradients that is pooled must be below 1, not {share!r}.")
 
 
 def _gradients(copies: tuple[Tensor, ...]) -> list[Tensor]:

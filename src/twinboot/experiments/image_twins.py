@@ -33,7 +33,7 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
     earlier, last = scratch / "earlier.safetensors", scratch / "last.safetensors"
     network = partial(task.network, dropout=recipe.dropout, seed=task.seed)
     epochs, shown = recipe.epochs(task.epochs), recipe.shown(task.epochs)
-    first = min(shown, task.epochs)  # of the two epochs that are shown, if they are two
+    sooner = min(shown, task.epochs)  # of the two epochs that are shown, if they are two
 
     def as_the_recipe_says(estimate: Estimate) -> None:
         estimate.scale, estimate.dropout = recipe.scale, recipe.dropout > 0
@@ -50,7 +50,7 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
         right = math.nan if recipe.cover else accuracy(estimate.module, images, images.trained_on[:LOOK])[0]
         with replacing(_look(scratch, epoch)) as file:
             file.write_text(json.dumps({"train": right, "sigma": sigma}))
-        if epoch == first < epochs:
+        if epoch == sooner < epochs:
             keep(copy.deepcopy(estimate), earlier)
         if epoch == task.epochs:
             keep(twins.estimate(scale=bootstrap.scale), last)
@@ -92,8 +92,8 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
         curve |= {"validation": found.history["accuracy"], "loss": found.history["unseen"]}
     curve["seconds"] = found.history["seconds"]
     after = {epochs: found.estimate}
-    if first < epochs:
-        after[first] = Estimate.load(earlier, network())
+    if sooner < epochs:
+        after[sooner] = Estimate.load(earlier, network())
     end, took = after[task.epochs], {}
     ways = {name: _drawn(end, task), f"{name}, mean": of_mean(end.module)}
     if shown != task.epochs:

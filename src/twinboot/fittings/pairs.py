@@ -89,7 +89,8 @@ class Algorithm(TrainerCallback):  # type: ignore[misc]
         self.trainer._settled = False
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        pool_gradients(self.trainer.twins, self.trainer.pooled)
+        if args.max_grad_norm <= 0:  # else they were pooled before they were clipped
+            pool_gradients(self.trainer.twins, self.trainer.pooled)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.stepped = True

@@ -61,7 +61,7 @@ from ..groups import Grouping
 from ..loader import PairedLoader, require_map_style
 from ..options import require_number
 from ..partition import Partition
-from ..pooling import require_share
+from ..pooling import pool_gradients, require_share
 from ..prediction import Prediction, Task
 from ..replicate import replicate
 from ..twins import Twins
@@ -83,7 +83,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
             learning rate of a `Trainer` falls to 0, and small steps cannot undo the noise that `"sample"` puts on the
             mean.
         noise: times sigma is the noise on the weights in training; 1 in the paper.
-        pooled: the share of each twin's gradients, once clipped, that is the mean of all twins', as in `fit`.
+        pooled: the share of each twin's gradients, before they are clipped, that is the mean of all, as in `fit`.
         bootstrap: who sees which sample, if not the default; it also says how many twins there are.
 
     >>> from tempfile import mkdtemp
@@ -247,6 +247,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
     @called_by_trainer
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
         self.accelerator.unscale_gradients()
+        pool_gradients(self.twins, self.pooled)
         norms = [clip_grad_norm_(twin.parameters(), self.args.max_grad_norm) for twin in self.twins]
         return torch.stack(norms).mean()
 

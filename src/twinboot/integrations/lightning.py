@@ -12,7 +12,7 @@ How the lines of Algorithm 1 (`twinboot.twins`) fit into Lightning's loop, for e
     on_train_batch_start   line 13: a reset, if one was due after the epoch before, or after the step before
     training_step          lines 6, 7: the noise comes; your `training_step`, with each twin's weights on its own batch
     backward               line 8: gradients, and the noise goes again, whatever happens
-    optimizer_step         line 9; line 10: sigma
+    optimizer_step         gradients are pooled, if they are to be, and clipped; line 9; line 10: sigma
 
 A reset waits for the next batch, so that what is validated and saved is the mean that was trained, not one that a reset
 has just moved.
