@@ -15,7 +15,7 @@ from .experiment import Tables
 from .images_config import PRESETS, Config
 from .images_cost import ratios
 from .images_figure import draw
-from .images_rows import BASE, COLUMNS, HIGHER, OURS, SIGNED, ahead, difference, time_of_each
+from .images_rows import BASE, COLUMNS, HIGHER, OURS, OURS_BOTH, SIGNED, ahead, difference, time_of_each
 from .images_run import SPARE, chosen, parts, timed
 from .images_verdicts import verdicts
 from .intervals import interval, with_error
@@ -48,7 +48,7 @@ __all__ = ["CAPTION", "QUESTION", "QUICK", "TITLE", "Config", "figure", "numbers
 
 
 def figure(config: Config, tables: Tables) -> Figure:
-    return draw(tables, BASE, OURS)
+    return draw(tables, BASE, OURS, more=OURS_BOTH)
 
 
 def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 import matplotlib as mpl
@@ -23,7 +24,8 @@ CURVES = {"hold-out": ("single model", "its hold-out"), "twins": ("mean of the t
 UPRIGHT = 10  # names of layers beside each other, at most, before they are turned
 
 
-def draw(tables: Tables, base: str, ours: str) -> Figure:
+def draw(tables: Tables, base: str, ours: str, more: str) -> Figure:
+    """Reliability diagrams are of `base`, of `ours` and its mean, and of `more`, if there is such a row."""
     rows = tables["rows"][~tables["rows"]["row"].str.endswith(LEFT_OUT)]
     heights = {"curves": 5.2, "sigma": 4.4, "rows": 1.4 + 0.36 * rows["row"].nunique()}  # room for each row
     if "sigma" not in tables:
@@ -32,7 +34,7 @@ def draw(tables: Tables, base: str, ours: str) -> Figure:
     grid = drawn.add_gridspec(len(heights), 1, height_ratios=list(heights.values()))
     parts = {name: drawn.add_subfigure(grid[place]) for place, name in enumerate(heights)}
     base, ours = _or_other(base, rows, twins=False), _or_other(ours, rows, twins=True)
-    there, others = set(rows["row"]), [ours, f"{ours}, mean"]
+    there, others = set(rows["row"]), [ours, f"{ours}, mean", more]
     diagrams = [(row, plots.TWINS[row in others]) for row in (base, *others) if row in there]
     shown = tables["curves"][tables["curves"]["method"].isin(CURVES)]
     panels = list(parts["curves"].subplots(1, len(diagrams) + (len(shown) > 0), squeeze=False)[0])
@@ -95,11 +97,12 @@ def _reliability(axes: Axes, bins: pd.DataFrame, name: str, colour: str) -> None
         0.9 / len(share),
         color=colour,
         alpha=0.25,
-        label=f"share of the images (highest: {share.max():.0%})",
+        label=f"share of images (highest: {share.max():.0%})",
     )
-    label = f"accuracy, bins of at least {LEAST:.1%} of the images"
+    label = f"accuracy, bins of {LEAST:.1%} or more"
     axes.plot(confidence, accuracy, "o-", color=colour, clip_on=False, zorder=3, label=label)
-    axes.set(title=name[0].upper() + name[1:], xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
+    title = textwrap.fill(name[0].upper() + name[1:], 26)  # for as many panels as there can be
+    axes.set(title=title, xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
     _legend_below(axes)
 
 
