@@ -72,9 +72,9 @@ changed: .venv/ready
 	with the five epochs in which its authors let the rate rise. One seed, judged by 5,000 other images of the training \
 	files, which nothing trained on: a look, which decides nothing. By make changed DATA=DIR."
 
-# Twins that pool their gradients, in several ways, judged as by make tried. Three quarters of an hour.
+# Twins that pool their gradients, in several ways, judged as by make tried. Half an hour.
 pooled: .venv/ready
-	$(BIN)/twinboot images --preset cifar10-5k --data $(DATA) --spare --methods twins twins-pooled-halves \
+	$(BIN)/twinboot images --preset cifar10-5k --data $(DATA) --spare --seeds 3 --methods twins twins-pooled-halves \
 		twins-pooled-dropout --screened twins-pooled twins-pooled-quiet twins-pooled-loud --jobs 2 --out out/pooled
 	$(BIN)/twinboot images --methods twins twins-pooled-halves --seeds 5 --jobs 2 --out out/pooled
 	$(BIN)/twinboot report out/pooled --page docs/pooled.md --prefix pooled- --title "Twins that pool their gradients" \
