@@ -19,7 +19,7 @@ from twinboot.experiments.contenders import METHODS
 from twinboot.experiments.experiment import UnavailableError
 from twinboot.experiments.images import Config
 from twinboot.experiments.images_config import PRESETS
-from twinboot.experiments.images_rows import BASE, DRAWS, OURS
+from twinboot.experiments.images_rows import BASE, DRAWS, OURS, OURS_BOTH
 from twinboot.experiments.images_run import chosen, parts
 from twinboot.experiments.recipes import TWINS
 from twinboot.experiments.store import carry_out
@@ -118,9 +118,17 @@ def test_the_figure_has_no_empty_panel_for_methods_that_did_not_run() -> None:
     assert all(diagram.patches for diagram in diagrams)
 
 
-def test_reliability_is_shown_of_the_draws_and_of_the_mean() -> None:
-    titles = [axes.get_title() for axes in images.figure(SMALL, small().tables).subfigs[0].axes]
-    assert titles == ["Accuracy while training", "Single, best loss on a hold-out", "Twin-Boot", "Twin-Boot, mean"]
+def test_reliability_is_shown_of_the_draws_and_of_the_mean_and_of_the_best_twins() -> None:
+    def titles(tables: dict[str, pd.DataFrame]) -> list[str]:
+        drawn = images.figure(SMALL, tables).subfigs[0].axes
+        return [axes.get_title().replace("\n", " ") for axes in drawn]
+
+    tables = dict(small().tables)
+    found = titles(tables)
+    assert found == ["Accuracy while training", "Single, best loss on a hold-out", "Twin-Boot", "Twin-Boot, mean"]
+    for name in ("rows", "bins"):
+        tables[name] = tables[name].replace({"row": {DRAWS: OURS_BOTH}})
+    assert titles(tables) == [*found, "Twin-Boot with pooled gradients and dropout"]
 
 
 def test_a_step_and_an_epoch_have_their_times() -> None:
