@@ -40,8 +40,8 @@ divided: .venv/ready
 	$(BIN)/twinboot report out/divided --page docs/divided.md --prefix divided- --title "Twins that divide the images" \
 		--about "Two twins leave 13.5 % of 5,000 images of CIFAR-10 unseen, to choose by, and an epoch of both \
 	reads 1.26 times as many images as a plain one. Here they divide all images, by Bootstrap(kind='split', cover=True): an epoch of both reads each \
-	once, nothing is chosen, and the last epoch is kept, as that of MC dropout is, the best of the other methods in \
-	[results.md](results.md#images-cifar10-5k), on the same seeds and test images. By make divided DATA=DIR."
+	once, nothing is chosen, and the last epoch is kept, as that of MC dropout is, on the same seeds and test images as in \
+	[results.md](results.md#images-cifar10-5k). By make divided DATA=DIR."
 
 # All 50,000 images: a network of a quarter of the width for 24 epochs, about an hour.
 cifar10-all: .venv/ready
