@@ -75,7 +75,7 @@ class Estimate(nn.Module):
     def extra_repr(self) -> str:
         found = {"temperature": self.temperature, "scale": self.scale}
         said = [f"{name}={value:.3g}" for name, value in found.items() if value != 1]
-        return ", ".join(said + ["dropout=True"] * self.dropout)
+        return ", ".join(said + ["dropout=True"] * bool(self.dropout))
 
     @property
     def sigma(self) -> dict[str, Tensor]:
