@@ -47,7 +47,7 @@ def test_both_sides_of_the_diff_run() -> None:
 @pytest.mark.filterwarnings("ignore:these samples are predicted best without weight noise")  # which so few are
 def test_the_snippets_run_after_the_loop(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    predict, weighted, divided, stacked, resume, whole, everything, *_, inverse = blocks("python")
+    predict, weighted, divided, pooled, stacked, resume, whole, everything, *_, inverse = blocks("python")
     names = scope()
     exec(one_side(blocks("diff")[0], drop="-"), names)
     names["x"] = names["dataset"].tensors[0]
@@ -62,6 +62,10 @@ def test_the_snippets_run_after_the_loop(tmp_path: Path, monkeypatch: Any) -> No
     exec(divided, halves)
     assert set(halves["bootstrap"].counts.sum(0).tolist()) == {0, 1}
     assert len(next(iter(halves["loader"]))) == 2
+    monkeypatch.setattr(twinboot, "fit", partial(fit, progress=False))
+    exec(pooled, learning := dict(names))
+    assert learning["found"].estimate.scale == 2.4
+    assert len(learning["found"].bootstrap.unseen) == 0
     torch.testing.assert_close(halves["estimate"].partition.sigma, names["twins"].partition.sigma / 2**0.5)
 
     together = names["Twins"](names["model"], stacked=True)
@@ -74,7 +78,6 @@ def test_the_snippets_run_after_the_loop(tmp_path: Path, monkeypatch: Any) -> No
     )
     assert done == [3, 4]
 
-    monkeypatch.setattr(twinboot, "fit", partial(fit, progress=False))
     exec(whole, names)
     assert (tmp_path / "run").is_dir()
     assert 0 < names["nll"] < 10
@@ -137,9 +140,10 @@ def test_the_images_of_the_readme_are_those_of_the_docs() -> None:
 def test_the_limits_of_the_readme_are_those_of_the_docs() -> None:
     [told] = re.findall(r"### What to know\n(.*?)(?=\n## )", README, re.DOTALL)
     numbers = re.findall(r"[\d.]+ ± [\d.]*\d", told)
-    assert len(numbers) == 2  # what is strange to twins, and to MC dropout
+    assert len(numbers) == 3  # what is strange to twins, to MC dropout, and to the best twins
     results = (README_FILE.parent / "docs" / "results.md").read_text().splitlines()
-    for row, number in zip(("Twin-Boot", "MC dropout"), numbers, strict=True):
+    rows = ("Twin-Boot", "MC dropout", "Twin-Boot with pooled gradients and dropout")
+    for row, number in zip(rows, numbers, strict=True):
         assert any(f"| {number} |" in line for line in results if line.startswith(f"| {row} |"))
 
 

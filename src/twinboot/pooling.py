@@ -15,7 +15,7 @@ whose slopes differ by s, the distance of two twins under gradient descent obeys
 
 which ends at d = -H^-1 s, 1 / (1 - c) times as late, and with 1 - c times the variance that the noise of batches adds.
 So sigma is right where twins have settled. Twins of a network that is stopped long before, or is reset often, stand
-less apart than they would. With Adam, where gradients are mostly noise of batches, their size is
+less apart than they would. With Adam, where gradients are mostly noise of batches, their size, of two twins, is
 
     q = sqrt((1 + (1 - c)^2) / 2)
 

@@ -11,7 +11,7 @@ from ..loader import Resample
 from ..resets import Mode, Schedule
 from .task import Task
 
-DROPOUT = 0.2  # after each pooling, of the single model that has it
+DROPOUT = 0.2  # after each max-pooling, of the single model that has it; twins have half or a quarter of it
 FIRST = 10  # steps until the first of the early resets
 
 
@@ -53,7 +53,7 @@ class Recipe:
 
 # Twins that pool their gradients part more slowly, 2.4 times with Adam and noisy gradients (`twinboot.pooling`): draws
 # for a prediction have so much more of sigma. For the noise in training 3, 3.3, 4 and 5.5 were tried with one seed,
-# judged by images of the training files that nothing was trained on: with 3 twins overfit, with 5.5 they learn slowly.
+# judged by images of the training files that nothing was trained on: at 3 the twins overfit, at 5.5 they learn slowly.
 # Longer: 26 epochs instead of 24, to see what more time does.
 # With some dropout, too: noise 1, 2 and 3.3 with dropout .1, and 3 with .05, were tried in the same way; the last was
 # best. Masks take time: to stay below 1.4 times that of a single model, 23 epochs are shown beside 24.
