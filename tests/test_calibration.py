@@ -63,6 +63,15 @@ def test_the_scale_with_the_lowest_loss_is_taken() -> None:
     assert scale == 0.75
 
 
+def test_a_sigma_that_is_far_too_small_gets_a_scale_that_makes_up_for_it() -> None:
+    """As that of twins that pool their gradients is."""
+    logits, labels = overconfident(1.0)
+    noise = torch.randn(4000, 3, generator=seeded(2))
+    for best in (3.0, 4.0):
+        found = calibration.best(lambda s, best=best: (logits + 5 * abs(s - best) * noise)[None], Labels(labels))  # type: ignore[misc]
+        assert found[1] == best
+
+
 def trained() -> tuple[Estimate, TensorDataset, Bootstrap]:
     data = classes(60)
     twins = Twins(mlp())

@@ -9,7 +9,7 @@ import torch
 from loops import assert_same_bits, classes, seeded
 from torch import Tensor, nn
 
-from twinboot import Estimate, Twins
+from twinboot import Estimate, Twins, files
 from twinboot.dropout import with_masks
 
 X = classes(n=23, seed=8).tensors[0]
@@ -39,14 +39,16 @@ def two_layers() -> nn.Module:
 def test_masks_come_from_the_seed_and_the_mean_model_has_none() -> None:
     estimate = dropping(two_layers())
     state = torch.get_rng_state()
-    first, again, other = (estimate.predict(X, 4, seed=seed).mean for seed in (0, 0, 1))
+    first, again, other = (estimate.predict(X, 4, scale=0.0, seed=seed).mean for seed in (0, 0, 1))
     assert_same_bits(torch.get_rng_state(), state)
     assert_same_bits(first, again)
     assert not torch.equal(first, other)
     of_mean = estimate.predict(X, 0).mean
     estimate.dropout = False
     assert_same_bits(estimate.predict(X, 0).mean, of_mean)
-    assert not torch.equal(estimate.predict(X, 4, vectorize=False).mean, first)
+    assert not torch.equal(estimate.predict(X, 4, scale=0.0).mean, first)
+    estimate.dropout = True
+    assert_same_bits(estimate.predict(X, 0, vectorize=True).mean, of_mean)  # there is no draw that could have a mask
 
 
 def test_who_calls_the_model_meanwhile_sees_no_mask() -> None:
@@ -139,11 +141,17 @@ def test_other_mistakes_get_a_sentence() -> None:
         dropping(sigma=0.0).predict(X)
 
 
-def test_it_is_kept_in_the_file_and_shown(tmp_path: Path) -> None:
+def test_it_is_kept_in_the_file_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     estimate = dropping()
     estimate.save(tmp_path / "e.safetensors")
     loaded = Estimate.load(tmp_path / "e.safetensors", nn.Sequential(nn.Dropout(), nn.Linear(4, 1, bias=False)))
     assert_same_bits(loaded.predict(X, 4).mean, estimate.predict(X, 4).mean)
     assert "dropout=True" in repr(loaded)
+    write = files.write
+    monkeypatch.setattr(
+        files, "write", lambda *args: write(*args[:-1], {k: args[-1][k] for k in ("temperature", "scale")})
+    )
+    estimate.save(tmp_path / "old.safetensors")  # as it was before there was dropout
+    assert not Estimate.load(tmp_path / "old.safetensors", estimate.module).dropout
     loaded.dropout = False
     assert "dropout" not in repr(loaded).replace("Dropout", "")

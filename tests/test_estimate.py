@@ -383,6 +383,8 @@ def test_a_temperature_that_cannot_be_is_refused(temperature: float) -> None:
         estimate.predict(X)
     with pytest.raises(TypeError, match="scale must be a number, not '1'"):
         estimate.sample(scale="1")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="scale must be a number, not True"):
+        estimate.sample(scale=True)
 
 
 def test_draws_without_sigma_are_no_error_bars_and_a_warning_says_what_was_forgotten() -> None:

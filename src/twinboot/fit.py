@@ -129,7 +129,7 @@ def fit(
         amp: a dtype for `torch.autocast`, such as `torch.bfloat16`.
         patience: stop when so many epochs have brought no better one.
         checkpoint: a directory. After each epoch the whole state is written there, and a run that was killed goes on
-            from it, bit for bit as if it had not been.
+            from it, bit for bit as if it had not been. How many samples there are is compared, not what they are.
         keep: so many checkpoints, the last ones.
         progress: a line for each epoch on standard error.
         log: a file.csv with the history, or `"tensorboard"`, or `"tensorboard:DIRECTORY"`.

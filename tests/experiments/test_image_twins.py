@@ -113,3 +113,10 @@ def test_twins_with_dropout_draw_its_masks_too_and_their_mean_does_not(tmp_path:
     assert not torch.equal(drawn, last.predict(x, TASK.samples, seed=TASK.seed).probs)
     of_mean = found.rows["Twin-Boot with dropout, mean"]
     assert torch.equal(of_mean(x), of_mean(x))
+
+
+def test_what_is_kept_of_a_training_has_the_scale_of_the_recipe_too(tmp_path: Path) -> None:
+    """With none of sigma all draws are the mean."""
+    found = twins(replace(TASK, epochs=2), tmp_path, lambda: None, name="still", recipe=Recipe(scale=0.0))
+    x, _ = patterns(20, 2)
+    torch.testing.assert_close(found.rows["still"](x), found.rows["still, mean"](x))
