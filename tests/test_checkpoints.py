@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,10 +39,12 @@ def test_a_flipped_bit_in_the_weights_is_noticed(tmp_path: Path) -> None:
     place = content.find(torch.arange(1000.0).numpy().tobytes()[400:440])
     content[place] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"epoch-1.pt is damaged: delete it, and the run begins anew"):
+    with pytest.raises(ValueError, match=r"epoch-1.pt is damaged, or no .* fit: delete it, and the run begins anew"):
         saved.latest(CPU)
     (tmp_path / "epoch-2.pt").write_bytes(content)
-    with pytest.raises(ValueError, match=r"epoch-2.pt is damaged: delete it, and the run goes on from the one before"):
+    with pytest.raises(
+        ValueError, match=r"epoch-2.pt is damaged, .*: delete it, and the run goes on from the one before"
+    ):
         saved.latest(CPU)
 
 
@@ -61,6 +64,40 @@ def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
     torch.save({"weights": torch.zeros(1)}, tmp_path / "epoch-3.pt")
     with pytest.raises(ValueError, match="no checkpoint of this version of fit"):
         Checkpoints(tmp_path, keep=1).latest(CPU)
+    for state in ({"format": 1, "epoch": 3}, {"format": checkpoints.FORMAT, "epoch": 2}, [1, 2]):
+        checkpoints.write(state, tmp_path / "epoch-3.pt")  # with a right digest
+        with pytest.raises(ValueError, match="no checkpoint of this version of fit: use another directory"):
+            Checkpoints(tmp_path, keep=1).latest(CPU)
+
+
+def test_pytorch_reads_a_checkpoint_as_any_other_file(tmp_path: Path) -> None:
+    checkpoints.write({"weights": torch.arange(5.0)}, tmp_path / "state.pt")
+    assert_same_bits(torch.load(tmp_path / "state.pt")["weights"], torch.arange(5.0))
+    with zipfile.ZipFile(tmp_path / "state.pt") as archive:
+        assert archive.testzip() is None
+
+
+def test_each_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    """Those of the archive's own records, too: a bit of a record's attributes makes a reader skip its checksum."""
+    path = tmp_path / "epoch-1.pt"
+    Checkpoints(tmp_path, keep=1).save(1, {"weights": torch.arange(4.0)})
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        with pytest.raises(checkpoints.DamagedError):
+            checkpoints.read(path, CPU)
+    for length in range(0, len(whole), 7):
+        path.write_bytes(whole[:length])
+        with pytest.raises(checkpoints.DamagedError):
+            checkpoints.read(path, CPU)
+
+
+@pytest.mark.parametrize("directory", ["", 5, None, b"run"])
+def test_a_directory_that_is_none_gets_a_sentence(directory: object) -> None:
+    with pytest.raises(ValueError, match=r"checkpoint must be the path of a directory, such as 'run', not"):
+        Checkpoints(directory, keep=1)  # type: ignore[arg-type]
 
 
 def test_a_place_that_cannot_be_a_directory_and_none_to_keep(tmp_path: Path) -> None:

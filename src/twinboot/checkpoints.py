@@ -1,4 +1,8 @@
-"""The state of a training run on disk: written whole or not at all, the last few kept, and read without unpickling."""
+"""The state of a training run on disk: written whole or not at all, the last few kept, and read without unpickling.
+
+A file is what `torch.save` writes, a zip archive, whose comment holds a digest of all bytes before it. `torch.load`
+reads it like any other; `read` checks the digest first, so that no damaged file is taken for another state.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import os
 import pickle
 import re
 import shutil
-import zipfile
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +19,9 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from .atomic import replacing
+from .atomic import replacing, sync
 
-FORMAT = 1
+FORMAT = 2
 NOT_PLAIN = (
     "the state of the optimizer or the scheduler holds what cannot be read back without unpickling ({}): use plain "
     "numbers and functions in them."
@@ -36,6 +40,8 @@ class Checkpoints:
     def __init__(self, directory: str | os.PathLike[str], keep: int) -> None:
         if keep < 1:
             raise ValueError(f"at least one checkpoint must be kept, not {keep}.")
+        if not isinstance(directory, (str, os.PathLike)) or not os.fspath(directory):
+            raise ValueError(f"checkpoint must be the path of a directory, such as 'run', not {directory!r}.")
         self.directory, self.keep = Path(directory), keep
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -44,19 +50,7 @@ class Checkpoints:
 
     def save(self, epoch: int, state: dict[str, Any]) -> None:
         """Write a state; older ones are removed only once it is there."""
-        path = self._path(epoch)
-        try:
-            with replacing(path) as partial:
-                _write(_plain({"format": FORMAT, "epoch": epoch, **state}), partial)
-                if unsafe := torch.serialization.get_unsafe_globals_in_checkpoint(partial):
-                    raise TypeError(NOT_PLAIN.format(unsafe[0]))
-        except (AttributeError, pickle.PicklingError) as error:
-            raise TypeError(NOT_PLAIN.format(error)) from None
-        except (OSError, RuntimeError) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
-            if "inline_container" in reason:  # PyTorch's own writer says where in its source it stopped, and no more
-                reason = "PyTorch could not write all of it"
-            raise OSError(f"can't write {path}: {reason}; the checkpoint before it is as it was.") from None
+        write({"format": FORMAT, "epoch": epoch, **state}, self._path(epoch))
         for old in self._epochs()[: -self.keep]:
             self._path(old).unlink(missing_ok=True)
 
@@ -69,20 +63,14 @@ class Checkpoints:
             return None
         path = self._path(epochs[-1])
         try:
-            with zipfile.ZipFile(path) as archive:
-                damaged = archive.testzip() is not None
-            state: dict[str, Any] = {} if damaged else torch.load(path, map_location=device, weights_only=True)
-        except torch.OutOfMemoryError:
-            raise
-        except OSError as error:
-            raise OSError(f"can't read {path}: {error.strerror}.") from None
-        except (zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, TypeError):
-            damaged = True
-        if damaged:
+            state = read(path, device)
+        except DamagedError:
             then = "goes on from the one before" if len(epochs) > 1 else "begins anew"
-            raise DamagedError(f"{path} is damaged: delete it, and the run {then}.")
-        if not isinstance(state, dict) or state.get("format") != FORMAT:
-            raise ValueError(f"{path} is no checkpoint of this version of fit.")
+            raise DamagedError(
+                f"{path} is damaged, or no checkpoint of this version of fit: delete it, and the run {then}."
+            ) from None
+        if not isinstance(state, dict) or state.get("format") != FORMAT or state.get("epoch") != epochs[-1]:
+            raise ValueError(f"{path} is no checkpoint of this version of fit: use another directory.")
         return state
 
     def _path(self, epoch: int) -> Path:
@@ -93,16 +81,75 @@ class Checkpoints:
         return sorted(int(name[1]) for name in names if name)
 
 
+def write(state: dict[str, Any], path: Path) -> None:
+    """Write a state with its digest. On an error the file from before is as it was."""
+    try:
+        with replacing(path) as partial:
+            _write(_plain(state), partial)
+            if unsafe := torch.serialization.get_unsafe_globals_in_checkpoint(partial):
+                raise TypeError(NOT_PLAIN.format(unsafe[0]))
+            _sign(partial)
+            sync(partial)  # older files are removed after this, and power may fail
+    except (AttributeError, pickle.PicklingError) as error:
+        raise TypeError(NOT_PLAIN.format(error)) from None
+    except (OSError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
+        if "inline_container" in reason:  # PyTorch's own writer says where in its source it stopped, and no more
+            reason = "PyTorch could not write all of it"
+        raise OSError(f"can't write {path}: {reason}; the checkpoint before it is as it was.") from None
+
+
+def read(path: Path, device: torch.device) -> Any:
+    """What `write` wrote, with its tensors on a device; a DamagedError if it is not what it was."""
+    try:
+        if _signed(path):
+            return torch.load(path, map_location=device, weights_only=True)
+    except torch.OutOfMemoryError:
+        raise
+    except OSError as error:
+        raise OSError(f"can't read {path}: {error.strerror}.") from None
+    except Exception:  # somebody else made it, with the right digest: PyTorch refuses it in one of many ways
+        pass
+    raise DamagedError(f"{path} is damaged, or no file of this version of twinboot: delete it.")
+
+
+MARK = b"twinboot "
+SIGNATURE = 2 + len(MARK) + 64  # bytes: the comment's length, the mark, the digest as hexadecimal digits
+
+
+def _sign(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(-2, os.SEEK_END)  # the last field of a zip archive is the length of its comment: 0 so far
+        end = file.tell()
+        file.write((SIGNATURE - 2).to_bytes(2, "little") + MARK + _digest(path, end).encode())
+
+
+def _signed(path: Path) -> bool:
+    """Whether the file ends with the digest of what comes before."""
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END) - SIGNATURE
+        file.seek(max(end, 0))
+        signature = file.read()
+    expected = (SIGNATURE - 2).to_bytes(2, "little") + MARK + _digest(path, end).encode()
+    return signature == expected
+
+
+def _digest(path: Path, end: int) -> str:
+    """Of the bytes before `end`."""
+    digest = blake2b(digest_size=32)
+    with path.open("rb") as file:
+        while (left := end - file.tell()) > 0 and (block := file.read(min(left, 1 << 20))):
+            digest.update(block)
+    return digest.hexdigest()
+
+
 def _write(state: dict[str, Any], path: Path) -> None:
-    """On the disk itself when it returns: older files are removed then, and power may fail."""
     try:
         torch.save(state, path)
     except RuntimeError as error:  # how PyTorch's own writer reports a full disk, without saying so
         if shutil.disk_usage(path.parent).free < FULL:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
         raise
-    with path.open("r+b") as file:  # Windows syncs only what may be written
-        os.fsync(file.fileno())
 
 
 def _plain(state: Any) -> Any:
