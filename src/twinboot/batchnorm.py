@@ -1,4 +1,4 @@
-"""BatchNorm statistics of a mean model's own: those of the twins belong to other weights."""
+"""Running statistics of the mean model's own, of BatchNorm and InstanceNorm: the twins' belong to other weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from .replicate import Places
 
 
 def layers(module: nn.Module) -> list[_NormBase]:
-    return [m for m in module.modules() if isinstance(m, _NormBase)]
+    """Those that keep running statistics, which InstanceNorm does only with `track_running_stats=True`."""
+    return [m for m in module.modules() if isinstance(m, _NormBase) and m.running_mean is not None]
 
 
 @contextmanager
@@ -26,13 +27,27 @@ def fresh_statistics(module: nn.Module) -> Iterator[None]:
     momenta = [layer.momentum for layer in own]
     for layer in own:
         layer.reset_running_stats()
-        layer.momentum = None  # a mean over all batches
+    hooks = [layer.register_forward_pre_hook(_Mean()) for layer in own]
     try:
         yield
     finally:
+        for hook in hooks:
+            hook.remove()
         for layer, momentum in zip(own, momenta, strict=True):
             layer.momentum = momentum
         module.eval()
+
+
+class _Mean:
+    """A momentum of 1, 1/2, 1/3, ... makes the running statistics the mean over all batches. BatchNorm does so with a
+    momentum of None, with which InstanceNorm keeps nothing."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+    def __call__(self, layer: nn.Module, inputs: object) -> None:
+        self.batches += 1
+        layer.momentum = 1 / self.batches  # type: ignore[assignment]
 
 
 def averaged(module: nn.Module, partition: Partition) -> list[Tensor]:
