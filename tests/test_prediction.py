@@ -1,5 +1,6 @@
 import math
 from statistics import NormalDist
+from typing import Any
 
 import pytest
 import torch
@@ -71,6 +72,57 @@ def test_intervals_are_central_and_include_the_noise_that_is_given() -> None:
     assert (low.item(), high.item()) == pytest.approx((1 - 3 * z, 1 + 3 * z))
     low, high = prediction.interval(0.9, noise=4.0)
     assert (low.item(), high.item()) == pytest.approx((1 - 5 * z, 1 + 5 * z))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (4,), (4, 1), (1, 1)])
+def test_noise_has_a_number_for_each_value_or_one_for_all(shape: tuple[int, ...]) -> None:
+    prediction = Prediction("regression", torch.zeros(4, 1), torch.full((4, 1), 3.0))
+    noise = torch.full(shape, 4.0, dtype=torch.float64)
+    low, high = prediction.interval(0.9, noise=noise)
+    torch.testing.assert_close(high - low, torch.full((4, 1), 10 * NormalDist().inv_cdf(0.95)))
+    assert prediction.nll(torch.zeros(4, 1), noise=noise).shape == (4, 1)
+
+
+@pytest.mark.parametrize("shape", [(3,), (4, 4), (1, 4), (4, 1, 1)])
+def test_noise_of_another_shape_is_never_broadcast(shape: tuple[int, ...]) -> None:
+    prediction = Prediction("regression", torch.zeros(4, 1), torch.ones(4, 1))
+    for said in (prediction.interval, lambda noise: prediction.nll(torch.zeros(4, 1), noise)):
+        with pytest.raises(ValueError, match=r"the noise has shape .*, the prediction \(4, 1\): give one number, or"):
+            said(noise=torch.ones(shape))
+
+
+@pytest.mark.parametrize("noise", [-1.0, math.nan, math.inf, torch.tensor([-1.0]), torch.tensor(math.nan), "1", 1j])
+def test_noise_that_is_no_standard_deviation_gets_a_sentence(noise: Any) -> None:
+    with pytest.raises((ValueError, TypeError), match=r"^noise must be .*\.$"):
+        Prediction("regression", torch.zeros(4), torch.ones(4)).interval(noise=noise)
+
+
+def test_the_mean_model_alone_has_no_interval_without_noise() -> None:
+    alone = Prediction("regression", torch.zeros(4), torch.zeros(4))
+    with pytest.raises(ValueError, match=r"without spread has no interval: predict with samples, or give the standard"):
+        alone.interval()
+    low, high = alone.interval(0.9, noise=1.0)
+    assert bool((high > low).all())
+    empty = Prediction("regression", torch.zeros(0), torch.zeros(0)).interval()
+    assert [len(end) for end in empty] == [0, 0]
+
+
+def test_predictions_can_be_compared_and_kept_in_a_set() -> None:
+    one, other = (Prediction("regression", torch.zeros(4), torch.ones(4)) for _ in range(2))
+    assert one == one
+    assert one != other
+    assert len({one, other}) == 2
+
+
+def test_targets_that_are_no_real_numbers_get_a_sentence() -> None:
+    values = Prediction("regression", torch.zeros(2), torch.ones(2))
+    with pytest.raises(TypeError, match="the target must be real numbers, not complex ones"):
+        values.nll(torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(TypeError, match="the target must be a tensor, not list"):
+        values.nll([0.0, 0.0])  # type: ignore[arg-type]
+    classes = Prediction("classification", torch.full((2, 2), 0.5), torch.zeros(2, 2), torch.zeros(2))
+    with pytest.raises(TypeError, match=r"labels must be integers, not torch.complex64"):
+        classes.nll(torch.zeros(2, dtype=torch.complex64))
 
 
 def test_likelihoods() -> None:

@@ -9,6 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
 from typing import Any
 
+from torch import Tensor
+
+LONG = 60  # characters of a value in a sentence
+
 
 def require_known(options: Iterable[str], asked: Callable[..., Any], *others: Callable[..., Any]) -> None:
     """Refuse names that neither the one who was asked takes nor those to whom options are passed on."""
@@ -17,6 +21,19 @@ def require_known(options: Iterable[str], asked: Callable[..., Any], *others: Ca
     for name in options:
         if name not in known:
             raise TypeError(f"{asked.__name__} has no option {name!r}{meant(name, known)}")
+
+
+def shown(value: object) -> str:
+    """A value as a sentence may quote it: on one line, and not at any length.
+
+    >>> shown("a"), shown([[1, 2]] * 100)
+    ("'a'", '[[1, 2], [1, 2], [1, 2], [1, 2], [1, 2], [1, 2], [1, 2], ...')
+    """
+    try:
+        said = " ".join(repr(value).split())
+    except ValueError:  # a number of thousands of digits, which Python does not print
+        said = f"a very large {type(value).__name__}"
+    return said if len(said) <= LONG else f"{said[:LONG]}..."
 
 
 def one_of(names: Sequence[str]) -> str:
@@ -29,21 +46,27 @@ def one_of(names: Sequence[str]) -> str:
 
 
 def require_one_of(known: Sequence[str], what: str, value: object) -> None:
-    if value not in known:
-        raise ValueError(f"unknown {what} {value!r}: use {one_of(known)}.")
+    if not isinstance(value, str) or value not in known:
+        raise ValueError(f"unknown {what} {shown(value)}: use {one_of(known)}.")
 
 
 def require_whole(name: str, value: object, least: int, hint: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}{hint}.")
+        raise ValueError(f"{name} must be a whole number of at least {least}, not {shown(value)}{hint}.")
 
 
 def require_number(name: str, value: object, positive: bool = False) -> None:
     """Refuse what is no finite number of at least 0, or above it."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, not {value!r}.")
+        raise TypeError(f"{name} must be a number, not {shown(value)}.")
     if not 0 <= value < math.inf or (positive and value == 0):  # type: ignore[operator]
-        raise ValueError(f"{name} must be a finite number {'above' if positive else 'of at least'} 0, not {value!r}.")
+        least = "above" if positive else "of at least"
+        raise ValueError(f"{name} must be a finite number {least} 0, not {shown(value)}.")
+
+
+def require_tensor(name: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, not {type(value).__name__}.")
 
 
 def meant(word: str, known: Iterable[str]) -> str:

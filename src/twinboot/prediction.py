@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from statistics import NormalDist
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from .options import require_number, require_tensor, shown
+
 Task = Literal["classification", "regression", "gaussian"]
 TASKS = get_args(Task)
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)  # == of tensors has no single answer
 class Prediction:
     """The prediction for some inputs, over draws of the weights.
 
@@ -76,12 +79,32 @@ class Prediction:
         model predicts, or 0. A normal quantile is used because a few dozen draws have no 97.5 % quantile of their own.
         """
         self._only("interval()", "regression", "gaussian")
-        half = half_width(level) * self._variance(noise) ** 0.5
+        variance = self._variance(noise)
+        if variance.numel() and not bool(variance.any()):
+            raise ValueError(
+                "a prediction without spread has no interval: predict with samples, or give the standard deviation of "
+                "the noise."
+            )
+        half = half_width(level) * variance**0.5
         return self.mean - half, self.mean + half
 
     def _variance(self, noise: float | Tensor | None) -> Tensor:
         if noise is None:
             noise = 0.0 if self.noise is None else self.noise
+        elif not isinstance(noise, Tensor):
+            require_number("noise", noise)
+        elif noise.is_complex() or not bool(((noise >= 0) & noise.isfinite()).all()):
+            raise ValueError("noise must be finite standard deviations of at least 0.")
+        elif (*noise.shape, 1) == self.mean.shape:  # [n] stands for [n, 1], as targets do in `fit`
+            noise = noise.unsqueeze(-1)
+        if isinstance(noise, Tensor):
+            missing = self.mean.ndim - noise.ndim
+            if missing < 0 or any(n not in (1, m) for n, m in zip(noise.shape, self.mean.shape[missing:], strict=True)):
+                raise ValueError(
+                    f"the noise has shape {tuple(noise.shape)}, the prediction {tuple(self.mean.shape)}: give one "
+                    "number, or one for each value."
+                )
+            noise = noise.to(self.std)
         return self.std**2 + noise**2
 
     def nll(self, target: Tensor, noise: float | Tensor | None = None) -> Tensor:
@@ -91,6 +114,9 @@ class Prediction:
             labels = checked_labels(target, self.probs).unsqueeze(1)
             chosen = self.probs.gather(1, labels).squeeze(1)
             return -chosen.clamp(min=torch.finfo(chosen.dtype).tiny).log()
+        require_tensor("the target", target)
+        if target.is_complex():
+            raise TypeError("the target must be real numbers, not complex ones.")
         if target.shape != self.mean.shape:
             raise ValueError(f"the target has shape {tuple(target.shape)}, the prediction {tuple(self.mean.shape)}.")
         variance = self._variance(noise)
@@ -106,7 +132,8 @@ class Prediction:
 
 def checked_labels(labels: Tensor, output: Tensor) -> Tensor:
     """Labels for a model's output, whose classes lie along dimension 1."""
-    if labels.is_floating_point():
+    require_tensor("labels", labels)
+    if labels.is_floating_point() or labels.is_complex():
         raise TypeError(f"labels must be integers, not {labels.dtype}.")
     if labels.shape != (needed := output.shape[:1] + output.shape[2:]):
         raise ValueError(f"the labels have shape {tuple(labels.shape)}, but the model's output needs {tuple(needed)}.")
@@ -126,8 +153,8 @@ def _told(values: Tensor) -> str:
 
 def half_width(level: float) -> float:
     """Of the central interval of a standard normal distribution."""
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1, such as 0.95, not {level!r}.")
+    if isinstance(level, bool) or not isinstance(level, Real) or not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, such as 0.95, not {shown(level)}.")
     return NormalDist().inv_cdf(0.5 + level / 2)
 
 
