@@ -1,10 +1,12 @@
 import os
+import re
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from loops import mlp
+from loops import assert_same_bits, mlp
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -27,7 +29,7 @@ def test_the_header_names_the_format_its_version_and_the_groups(saved: Path) -> 
             *(f"module.{layer}.{part}" for layer in (0, 2) for part in ("weight", "bias")),
         }
     assert header["format"] == "twinboot.estimate"
-    assert header["version"] == "1"
+    assert header["version"] == "2"
     assert '"groups": {"0": [], "2": []}' in header["partition"]
 
 
@@ -36,7 +38,7 @@ def test_truncated_files_get_a_sentence(saved: Path, share: float) -> None:
     whole = saved.read_bytes()
     saved.write_bytes(whole[: int(share * len(whole))])
     with pytest.raises(
-        ValueError, match=r"estimate.safetensors' is damaged or no safetensors file .* save the estimate"
+        ValueError, match=r"estimate.safetensors' is damaged \(no safetensors file: .*\): save the estimate again"
     ):
         Estimate.load(saved, mlp())
 
@@ -46,7 +48,7 @@ def test_a_file_that_is_something_else_gets_a_sentence(saved: Path) -> None:
     with pytest.raises(ValueError, match="is a safetensors file, but holds no twinboot estimate"):
         Estimate.load(saved, mlp())
     torch.save({"a": 1}, saved)
-    with pytest.raises(ValueError, match="is damaged or no safetensors file"):
+    with pytest.raises(ValueError, match="is damaged "):
         Estimate.load(saved, mlp())
     with pytest.raises(FileNotFoundError, match="there is no estimate at"):
         Estimate.load(saved.with_name("nowhere"), mlp())
@@ -56,7 +58,7 @@ def test_a_file_of_a_newer_version_gets_a_sentence(saved: Path) -> None:
     with safe_open(saved, "pt") as file:
         header = {**file.metadata(), "version": "7"}
     save_file(load_file(saved), saved, metadata=header)
-    with pytest.raises(ValueError, match="has format version 7; this twinboot reads 1"):
+    with pytest.raises(ValueError, match="has format version 7; this twinboot reads 2"):
         Estimate.load(saved, mlp())
 
 
@@ -73,13 +75,65 @@ def test_a_model_that_does_not_fit_gets_a_sentence(saved: Path, model: nn.Module
         Estimate.load(saved, model)
 
 
-@pytest.mark.parametrize(("field", "value"), [("aliases", None), ("aliases", "{"), ("partition", None)])
-def test_a_damaged_header_gets_a_sentence(saved: Path, field: str, value: str | None) -> None:
+def rewritten(saved: Path, sign: bool, tensors: dict[str, Any], header: dict[str, str | None]) -> None:
+    """The file with some of it changed, and with the digest of before or one that fits."""
     with safe_open(saved, "pt") as file:
-        header = {key: text for key, text in file.metadata().items() if key != field}
-    save_file(load_file(saved), saved, metadata=header if value is None else {**header, field: value})
-    with pytest.raises(ValueError, match="is damaged or no safetensors file"):
+        kept = {key: text for key, text in (file.metadata() | header).items() if text is not None}
+    content = load_file(saved) | tensors
+    if sign:
+        kept["digest"] = files._digest({k: v for k, v in kept.items() if k != "digest"}, content)
+    save_file(content, saved, metadata=kept)
+
+
+@pytest.mark.parametrize("sign", [False, True])
+@pytest.mark.parametrize(
+    ("tensors", "header"),
+    [
+        ({}, {"aliases": None}),
+        ({}, {"aliases": "{"}),
+        ({}, {"aliases": '{"a": "nowhere"}'}),
+        ({}, {"aliases": "[" * 10_000}),
+        ({}, {"partition": None}),
+        ({}, {"partition": "[]"}),
+        ({}, {"partition": '{"groups": {"0": []}, "parameters": {"0.weight": [8, 4]}, "owners": [9]}'}),
+        ({}, {"calibration": '{"temperature": 0, "scale": 1}'}),
+        ({}, {"calibration": '{"temperature": 1, "scale": NaN}'}),
+        ({}, {"calibration": '{"temperature": 1, "scale": 1, "task": "guess"}'}),
+        ({}, {"calibration": '{"temperature": 1, "scale": 1, "dropout": 0.5}'}),
+        ({"sigma": torch.tensor([0.1, float("nan")])}, {}),
+        ({"sigma": torch.tensor([0.1, -0.1])}, {}),
+        ({"sigma": torch.tensor([0.1])}, {}),
+        ({"sigma": torch.tensor([1, 1])}, {}),
+    ],
+)
+def test_what_no_training_leaves_gets_a_sentence(saved: Path, sign: bool, tensors: Any, header: Any) -> None:
+    rewritten(saved, sign, tensors, header)
+    with pytest.raises(ValueError, match=r"^'.*' is damaged \(.*\): save the estimate again\.$"):
         Estimate.load(saved, mlp())
+
+
+def test_each_flipped_bit_is_noticed_or_changes_nothing(saved: Path) -> None:
+    whole, first = saved.read_bytes(), Estimate.load(saved, mlp()).state_dict()
+    for place in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << place % 8
+        saved.write_bytes(damaged)
+        try:
+            loaded = Estimate.load(saved, mlp())
+        except ValueError as error:
+            said = str(error)
+        else:
+            assert_same_bits(loaded.state_dict(), first)
+            said = "'e' is damaged."
+        assert re.fullmatch(r"'.*' (is damaged|has format version|is a safetensors file).*\.", said)
+
+
+def test_sigma_that_is_no_number_is_not_saved(tmp_path: Path) -> None:
+    estimate = Twins(mlp()).estimate()
+    estimate.partition.sigma[0] = float("nan")
+    with pytest.raises(ValueError, match="sigma has values that are not finite or below 0"):
+        estimate.save(tmp_path / "e.safetensors")
+    assert not list(tmp_path.iterdir())
 
 
 def test_weights_tied_in_the_file_must_be_tied_in_the_model_and_the_reverse(tmp_path: Path) -> None:
@@ -109,10 +163,32 @@ def test_a_failed_save_leaves_the_old_file_and_no_other(saved: Path, monkeypatch
         raise OSError("No space left on device")
 
     monkeypatch.setattr(files, "save_file", fail)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=r"^can't write '.*': No space left on device; what was there is as it was\.$"):
         Twins(mlp(seed=1)).estimate().save(saved)
     assert saved.read_bytes() == before
     assert os.listdir(saved.parent) == [saved.name]
+
+
+def test_a_disk_that_takes_no_more_is_named_and_the_old_file_stays(saved: Path) -> None:
+    resource = pytest.importorskip("resource", reason="Windows has no such limits")
+    before = saved.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"^can't write '.*': File too large; what was there is as it was\.$"):
+            Twins(mlp(seed=1)).estimate().save(saved)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert saved.read_bytes() == before
+    assert os.listdir(saved.parent) == [saved.name]
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="a file that is there and cannot be read")
+def test_a_file_that_cannot_be_read_is_not_said_to_be_missing() -> None:
+    with pytest.raises(OSError, match=r"^can't read '/proc/self/mem': Input/output error\.$"):
+        Estimate.load("/proc/self/mem", mlp())
 
 
 def test_state_that_is_no_tensor_gets_a_sentence(tmp_path: Path) -> None:
