@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from twinboot import Bootstrap, Estimate, Fit, Twins, fit, resets
+from twinboot.checkpoints import Checkpoints
 from twinboot.experiments import datasets, networks
 
 QUIET: dict[str, Any] = {"progress": False, "optimizer": lambda p: torch.optim.Adam(p, 0.02)}
@@ -442,7 +443,7 @@ def test_a_checkpoint_of_other_options_is_refused(tmp_path: Path) -> None:
         (
             {"reset": resets.steps(resets.every(2))},
             {"reset": resets.steps(lambda step: step % 2 == 0)},
-            r"reset was steps\(every\(interval=2\)\) and is steps\(a function\) here",
+            r"reset was steps\(every\(interval=2\)\) and is steps\(<lambda> \(\w+\)\) here",
         ),
     ],
 )
@@ -453,6 +454,61 @@ def test_another_schedule_of_the_rate_or_the_resets_is_refused(
     with pytest.raises(ValueError, match=f"does not fit: {said}"):
         fit(mlp(), blobs(), epochs=2, checkpoint=tmp_path, **QUIET, **now)
     assert fit(mlp(), blobs(), epochs=2, checkpoint=tmp_path, **QUIET, **then).history["epoch"] == [1, 2]
+
+
+def squared(output: Tensor, target: Tensor) -> Tensor:
+    return (output.softmax(1)[:, 0] - target).square()
+
+
+def absolute(output: Tensor, target: Tensor) -> Tensor:
+    return (output.softmax(1)[:, 0] - target).abs()
+
+
+class Bent(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).tanh()
+
+
+class Straight(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [
+        ({"loss": squared}, {"loss": absolute}, r"loss was squared \(\w+\) and is absolute \(\w+\) here"),
+        (
+            {"loss": lambda y, t: squared(y, t)},
+            {"loss": lambda y, t: 2 * squared(y, t)},
+            r"loss was <lambda> \(\w+\) and is <lambda> \(\w+\) here",
+        ),
+        (
+            {"model": nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))},
+            {"model": nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))},
+            "'1' of the model was Tanh and is ReLU inplace=False here",
+        ),
+        (
+            {"model": Bent(nn.Linear(4, 3))},
+            {"model": Straight(nn.Linear(4, 3))},
+            r"'\(model\)' of the model was Bent code \w+ and is Straight code \w+ here",
+        ),
+    ],
+)
+def test_another_loss_or_activation_is_refused(
+    tmp_path: Path, then: dict[str, Any], now: dict[str, Any], said: str
+) -> None:
+    run: dict[str, Any] = {"model": mlp(), "dataset": blobs(), "checkpoint": tmp_path, **QUIET}
+    fit(**run | then, epochs=1)
+    with pytest.raises(ValueError, match=f"does not fit: {said}"):
+        fit(**run | now, epochs=2)
+    assert fit(**run | then, epochs=2).history["epoch"] == [1, 2]
+
+
+def test_a_checkpoint_without_what_a_run_needs_gets_a_sentence(tmp_path: Path) -> None:
+    Checkpoints(tmp_path, keep=1).save(1, {"history": {}})
+    with pytest.raises(ValueError, match=r"^the checkpoint in .* is of no run of fit: it has no 'description'\.$"):
+        fit(mlp(), blobs(), epochs=2, checkpoint=tmp_path, **QUIET)
 
 
 @pytest.mark.parametrize("resample", ["draws", "counts"])
@@ -514,7 +570,7 @@ def test_weights_that_diverge_name_epoch_and_step_and_leave_a_good_checkpoint(tm
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 truncated", b"cposix\nsystem\n(S'true'\ntR."])
 def test_a_damaged_checkpoint_is_named_and_never_unpickled(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "epoch-4.pt").write_bytes(content)
-    with pytest.raises(ValueError, match=r"epoch-4.pt is damaged: delete it"):
+    with pytest.raises(ValueError, match=r"epoch-4.pt is damaged, or no checkpoint of this version of fit: delete it"):
         fit(mlp(), blobs(), epochs=5, checkpoint=tmp_path, **QUIET)
 
 
@@ -594,6 +650,9 @@ def test_autocast_trains_too() -> None:
         ({"amp": "bf16"}, "amp must be a dtype, torch.bfloat16 or torch.float16, not 'bf16'"),
         ({"amp": torch.float32}, "amp must be a dtype, torch.bfloat16 or torch.float16, not torch.float32"),
         ({"device": "cudaa"}, "the device 'cudaa' can't be used: "),
+        ({"bootstrap": 5}, r"bootstrap must be a Bootstrap, such as Bootstrap\(len\(dataset\)\), not 5"),
+        ({"checkpoint": ""}, "checkpoint must be the path of a directory, such as 'run', not ''"),
+        ({"optimizer": lambda p: torch.optim.Adam(list(p)[-2:])}, "to train a part of the model, freeze the rest"),
         ({"bootstrap": Bootstrap(240, replicas=12)}, "every sample is seen .* give a Bootstrap with cover=True"),
         ({"bootstrap": Bootstrap(240, cover=True), "patience": 3}, "patience needs samples that no twin sees"),
         (

@@ -10,11 +10,13 @@ from torch import nn
 
 from twinboot.optimizers import adam, made, settings_of_scheduler
 
-OWN = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3))]
+FROZEN = nn.Parameter(torch.zeros(1), requires_grad=False)
+TWINS = [[nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3, 3)), FROZEN] for _ in range(2)]
+OWN = [*TWINS[0], *TWINS[1][:2]]
 
 
 def test_by_default_it_is_adam_at_the_rate() -> None:
-    found = made(None, OWN, 0.25)
+    found = made(None, TWINS, 0.25)
     assert isinstance(found, torch.optim.Adam)
     assert [(group["lr"], group["params"]) for group in found.param_groups] == [(0.25, OWN)]
 
@@ -34,9 +36,34 @@ def test_adam_in_one_call_is_adam(dtype: torch.dtype) -> None:
     torch.testing.assert_close(*stepped)
 
 
-def test_groups_with_options_of_their_own_and_a_part_of_the_parameters_are_fine() -> None:
-    assert len(made(lambda p: torch.optim.SGD([{"params": [x], "lr": 0.1} for x in p]), OWN, 1.0).param_groups) == 2
-    assert made(lambda p: torch.optim.SGD(list(p)[:1], 0.1), OWN, 1.0).param_groups[0]["params"] == OWN[:1]
+def by_shape(parameters: Any) -> torch.optim.Optimizer:
+    vectors, matrices = ([p for p in parameters if p.ndim == n] for n in (1, 2))
+    return torch.optim.SGD([{"params": vectors, "weight_decay": 0.0}, {"params": matrices, "lr": 0.2}], 0.1)
+
+
+def test_groups_with_options_of_their_own_are_fine_and_frozen_parameters_may_be_left_out() -> None:
+    assert len(made(by_shape, TWINS, 1.0).param_groups) == 2
+    each = made(lambda p: torch.optim.SGD([{"params": [x], "lr": 0.1} for x in p]), TWINS, 1.0)
+    assert len(each.param_groups) == len(OWN)
+    trained = [p for p in OWN if p.requires_grad]
+    assert made(lambda p: torch.optim.SGD(trained, 0.1), TWINS, 1.0).param_groups[0]["params"] == trained
+
+
+@pytest.mark.parametrize("part", [slice(-2, None), slice(1), slice(0, 2)])
+def test_an_optimizer_of_a_part_is_refused_and_the_sentence_says_how_to_train_one(part: slice) -> None:
+    with pytest.raises(
+        ValueError, match=r"trains only some .*: to train a part of the model, freeze the rest with req"
+    ):
+        made(lambda p: torch.optim.Adam(list(p)[part]), TWINS, 0.1)
+
+
+def test_twins_that_would_be_trained_at_different_rates_are_refused() -> None:
+    def by_place(parameters: Any) -> torch.optim.Optimizer:
+        p = list(parameters)
+        return torch.optim.SGD([{"params": p[:3]}, {"params": p[3:], "lr": 0.2}], 0.1)
+
+    with pytest.raises(ValueError, match=r"has other options for the same weight of different twins: divide"):
+        made(by_place, TWINS, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -44,11 +71,12 @@ def test_groups_with_options_of_their_own_and_a_part_of_the_parameters_are_fine(
     [
         (torch.optim.Adam(OWN), "optimizer must be a function that makes one"),
         (lambda p: torch.optim.Adam([nn.Parameter(torch.zeros(2))]), "those of the twins"),
+        (lambda p: None, "optimizer must be a function that makes an optimizer, but it made None"),
     ],
 )
 def test_what_would_train_nothing_is_refused(make: Any, said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=said):
-        made(make, OWN, 0.1)
+        made(make, TWINS, 0.1)
 
 
 class OwnScheduler(torch.optim.lr_scheduler.LRScheduler):

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from . import losses, optimizers, ranks, resets
+from . import fingerprints, losses, optimizers, ranks, resets
 from .averaging import POWER, Average
 from .best import Best
 from .bootstrap import Bootstrap
@@ -31,7 +31,7 @@ from .estimate import Estimate
 from .groups import Grouping
 from .loader import PairedLoader, Resample, require_map_style
 from .logs import open_log, show, show_finished
-from .options import require_known, require_number, require_whole
+from .options import require_known, require_number, require_whole, shown
 from .pooling import require_share
 from .prediction import Task
 from .sharding import is_sharded
@@ -129,7 +129,8 @@ def fit(
         amp: a dtype for `torch.autocast`, such as `torch.bfloat16`.
         patience: stop when so many epochs have brought no better one.
         checkpoint: a directory. After each epoch the whole state is written there, and a run that was killed goes on
-            from it, bit for bit as if it had not been. How many samples there are is compared, not what they are.
+            from it, bit for bit as if it had not been. The model's code, the loss and all options must be as they were.
+            How many samples there are is compared, not what they are.
         keep: so many checkpoints, the last ones.
         progress: a line for each epoch on standard error.
         log: a file.csv with the history, or `"tensorboard"`, or `"tensorboard:DIRECTORY"`.
@@ -152,6 +153,8 @@ def fit(
     if isinstance(model, nn.Module) and any(map(is_sharded, model.parameters())):
         raise ValueError("the model is sharded, but fit wraps twins in DDP: write the loop, and shard Twins there.")
     require_map_style(dataset)
+    if bootstrap is not None and not isinstance(bootstrap, Bootstrap):
+        raise TypeError(f"bootstrap must be a Bootstrap, such as Bootstrap(len(dataset)), not {shown(bootstrap)}.")
     resets.require_mode(mode)
     require_number("noise", noise)
     require_share(pooled)
@@ -178,11 +181,12 @@ def fit(
     by_step, by_epoch = resets.steps_and_epochs(due)
     if patience is not None and not run.judges:
         raise ValueError("patience needs samples that no twin sees, and this bootstrap leaves none.")
-    stepper = optimizers.made(optimizer, list(run.twins.parameters()), rate=0.001)
+    stepper = optimizers.made(optimizer, [list(twin.parameters()) for twin in run.twins], rate=0.001)
     if isinstance(stepper, torch.optim.LBFGS):
         raise TypeError("fit takes one gradient for each step, which LBFGS is not made for: write the loop yourself.")
     description: dict[str, Any] = {
-        "loss": loss if isinstance(loss, str) else "a function",
+        "loss": loss if isinstance(loss, str) else fingerprints.of_function(loss),
+        "model": fingerprints.of_model(model),
         "batch_size": batch_size,
         "reset": resets.described(due),
         "mode": mode,
@@ -206,7 +210,9 @@ def fit(
     saved = Checkpoints(checkpoint, keep) if checkpoint is not None else None
     state = saved.latest(run.device) if saved else None
     if state is not None:
+        _require_keys(state, {"description"}, checkpoint)
         require_same(unpack(state["description"]), description, "use the options of then, or another directory")
+        _require_keys(state, {"history", "best", "average", *parts}, checkpoint)
         if len(state["history"]["epoch"]) > epochs:
             raise ValueError(f"{checkpoint} holds a run of more than {epochs} epochs: choose another directory.")
         _restore(state, parts, best)
@@ -250,6 +256,11 @@ def _check_options(options: dict[str, Any]) -> None:
     for name in options.keys() & _OF_TRAINERS:
         raise TypeError(f"fit has no option {name!r}: for accumulation and clipping write the loop, with Twins.")
     require_known(options, fit, PairedLoader, DataLoader)
+
+
+def _require_keys(state: dict[str, Any], keys: set[str], checkpoint: object) -> None:
+    if missing := keys - state.keys():
+        raise ValueError(f"the checkpoint in {checkpoint} is of no run of fit: it has no {min(missing)!r}.")
 
 
 def _restore(state: dict[str, Any], parts: dict[str, Any], best: Best) -> None:

@@ -111,7 +111,7 @@ def invert(
     groups = groups or (Blocks((3,) * initial.ndim) if initial.ndim else "tensor")
     twins = Stacked(_Field(initial), replicas, groups, seed, stacked=True)
     [fields] = twins.parameters()
-    stepper = optimizers.made(optimizer, [fields], rate=0.01)
+    stepper = optimizers.made(optimizer, [[fields]], rate=0.01)
     schedule = torch.optim.lr_scheduler.ExponentialLR(stepper, decay)
     due = resets.checked(reset, resets.growing(50, 1.5))
     best = _Best(twins, fields)

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from .options import shown
+
 Make = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -46,13 +48,33 @@ def _settings(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def made(make: Make | None, parameters: Sequence[nn.Parameter], rate: float) -> torch.optim.Optimizer:
-    """The optimizer of these parameters; by default Adam at a rate. One of others would train nothing, silently."""
+def made(make: Make | None, twins: Sequence[Sequence[nn.Parameter]], rate: float) -> torch.optim.Optimizer:
+    """The optimizer of all twins' parameters; by default Adam at a rate. It must train all of them, and alike: one of
+    other parameters would train nothing, and one of some might train a single twin, both silently."""
+    parameters = list(dict.fromkeys(p for twin in twins for p in twin))  # frozen ones are shared
     if make is None:
         return adam(parameters, rate)
     if not callable(make):
         raise TypeError("optimizer must be a function that makes one, such as lambda parameters: Adam(parameters).")
     found = make(parameters)
-    if not {id(p) for group in found.param_groups for p in group["params"]} <= set(map(id, parameters)):
+    if not isinstance(found, torch.optim.Optimizer):
+        raise TypeError(f"optimizer must be a function that makes an optimizer, but it made {shown(found)}.")
+    options = {p: _options(group) for group in found.param_groups for p in group["params"]}
+    if not options.keys() <= set(parameters):
         raise ValueError("the optimizer must be made for the parameters that its function gets: those of the twins.")
+    if any(p.requires_grad and p not in options for p in parameters):
+        raise ValueError(
+            "the optimizer trains only some of the parameters that its function gets: to train a part of the model, "
+            "freeze the rest with requires_grad_(False) before, and give the optimizer all that it gets."
+        )
+    for same in zip(*twins, strict=True):
+        if any(options.get(p) != options.get(same[0]) for p in same):
+            raise ValueError(
+                "the optimizer has other options for the same weight of different twins: divide the parameters by what "
+                "is the same in each twin, such as their shapes, not by their places in the list."
+            )
     return found
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in group.items() if name not in ("params", "param_names")}

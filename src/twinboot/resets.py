@@ -16,6 +16,7 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
+from .fingerprints import of_function
 from .options import require_one_of
 
 Mode = Literal["sample", "mean", "centered"]  # of what a reset does, `Twins.reset`
@@ -171,10 +172,10 @@ def usual(epoch: int) -> Schedule:
 
 
 def described(schedule: Schedule) -> str:
-    """A schedule in words, by which two runs can be compared: of a function of the user's nothing else is known."""
+    """A schedule in words, by which two runs can be compared."""
     if isinstance(schedule, steps):
         return f"steps({described(schedule.schedule)})"
-    return repr(schedule) if isinstance(schedule, (every, at, growing, never)) else "a function"
+    return repr(schedule) if isinstance(schedule, (every, at, growing, never)) else of_function(schedule)
 
 
 def _require_schedule(given: Schedule, argument: str = "reset") -> None:
