@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
-from loops import classes, mlp, seeded
+from loops import assert_same_bits, classes, mlp, seeded
 from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
@@ -79,7 +79,9 @@ def trained() -> tuple[Estimate, TensorDataset, Bootstrap]:
         for p in twins[0].parameters():
             p.mul_(1.5)
     twins.update()
-    return twins.estimate(), data, Bootstrap(60)
+    estimate = twins.estimate()
+    estimate.task = "classification"
+    return estimate, data, Bootstrap(60)
 
 
 class Watched(Dataset[Any]):
@@ -122,6 +124,45 @@ def test_samples_are_collated_as_the_caller_says() -> None:
         estimate.calibrate(unseen, colate_fn=collated)
 
 
+class Shifted(nn.Module):
+    """A network on its inputs less a half, which it may write over those that it was given."""
+
+    def __init__(self, outputs: int, writes: bool) -> None:
+        super().__init__()
+        self.layers, self.writes = mlp(outputs=outputs), writes
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x.sub_(0.5) if self.writes else x - 0.5)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("task", ["classification", "gaussian"])
+def test_a_model_that_writes_into_its_input_is_calibrated_as_one_that_does_not(task: Any, own: bool) -> None:
+    """Of new batches, and of a `collate_fn` that gives tensors which the dataset keeps."""
+    pure, writing = (
+        Twins(Shifted(3 if task == "classification" else 2, writes)).estimate() for writes in (False, True)
+    )
+    for estimate in (pure, writing):
+        estimate.partition.sigma.fill_(0.4)
+        estimate.task = task
+    x = torch.randn(300, 4, generator=seeded(5))
+    if task == "classification":
+        y = torch.multinomial(pure.predict(x).probs, 1, generator=seeded(1)).squeeze(1)
+    else:
+        y = pure.predict(x).mean.squeeze(1) + 3 * torch.randn(300, generator=seeded(1))
+    given = x.clone(), y.clone()
+    data = TensorDataset(*given)
+    options: dict[str, Any] = {"batch_size": 100}
+    if own:
+        data = cast(Any, list(zip(*(t.split(100) for t in given), strict=True)))
+        options = {"batch_size": 1, "collate_fn": lambda samples: samples[0]}
+    expected = pure.calibrate(TensorDataset(x, y))
+    assert writing.calibrate(data, **options) == expected
+    assert (writing.temperature, writing.scale) == (pure.temperature, pure.scale)
+    assert pure.scale > 0
+    assert_same_bits(given, (x, y))
+
+
 def test_a_calibration_that_takes_all_noise_away_says_so() -> None:
     estimate, data, _ = trained()
     x = torch.randn(500, data.tensors[0].shape[1], generator=seeded(5))
@@ -136,7 +177,7 @@ def test_with_dropout_what_is_calibrated_is_what_predict_gives() -> None:
     """The same draws, with the same masks, which differ without noise on the weights, too."""
     x, y = classes(60).tensors
     estimate = Twins(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))).estimate()
-    estimate.dropout = True
+    estimate.dropout, estimate.task = True, "classification"
     with pytest.warns(UserWarning, match="the draws of `predict` have the spread of dropout alone: to keep the noise"):
         loss = estimate.calibrate(TensorDataset(x, y))
     assert estimate.predict(x).nll(y).mean().item() == pytest.approx(loss, rel=1e-4)
@@ -168,17 +209,15 @@ def test_a_file_keeps_the_calibration(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_calibrated_is_refused(data: TensorDataset, said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=said):
-        Twins(mlp()).estimate().calibrate(data)
+        Twins(mlp()).estimate().calibrate(data, task="classification")
     values = TensorDataset(torch.zeros(2, 4), torch.tensor([[0.0], [math.inf]]))
     with pytest.raises(ValueError, match="some targets are not finite"):
         twins_of_values().estimate().calibrate(values, task="gaussian")
     with pytest.raises(ValueError, match=r"targets have shape \(2, 3\), but the model gives \(2, 1\)"):
         twins_of_values().estimate().calibrate(TensorDataset(torch.zeros(2, 4), torch.zeros(2, 3)), task="gaussian")
-    own = twins_of_values().estimate()
-    own.task = None  # as `fit` leaves it after a loss of the user's own
-    with pytest.raises(ValueError, match="a loss of your own does not tell what the model predicts"):
-        own.calibrate(values)
-    with pytest.raises(ValueError, match="samples must be at least 2"):
+    with pytest.raises(ValueError, match="the estimate does not know what its model predicts: give task="):
+        twins_of_values().estimate().calibrate(values)
+    with pytest.raises(ValueError, match="samples must be a whole number of at least 2"):
         Twins(nn.Linear(4, 3)).estimate().calibrate(classes(10), samples=1)
 
 

@@ -27,6 +27,7 @@ from .exchange import copy_first_, gather, gather_each, same_everywhere
 from .groups import Grouping
 from .lean import Lean
 from .noise import in_order
+from .options import require_number, require_types, shown
 from .pieces import split
 from .replicate import mean
 from .sharding import is_sharded
@@ -78,7 +79,7 @@ class Apart(Twins):
         sizes = _sizes(mesh)
         for name, value in (("exchange", exchange), ("sketch", sketch)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be None or a whole number of at least 1, not {value!r}.")
+                raise ValueError(f"{name} must be None or a whole number of at least 1, not {shown(value)}.")
         if exchange is None and sketch is None:
             raise ValueError("exchange and sketch are both None, so that sigma would stay 0: give one of them.")
         super().__init__(model, sizes["twin"], groups, seed)
@@ -115,6 +116,8 @@ class Apart(Twins):
         """As for `Twins`; and with `lean` the weights stay as they are, and what operations read of them is noisy: no
         second copy of the weights, but noise is drawn twice, for the forward and the backward pass. A compiled model
         runs as if it were not."""
+        require_types(Apart.sampled, {"generator": generator, "lean": lean})
+        require_number("scale", scale)
         if not lean:
             try:
                 with super().sampled(scale, generator):

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .options import require_types
 from .replicate import wide
 
 POWER = 8.0  # half of the weight lies on the last 7 % of a run; 1 and 3 were behind where twins still learned
@@ -34,6 +35,7 @@ class Average:
     """
 
     def __init__(self, power: float) -> None:
+        require_types(Average.__init__, locals())
         if not power >= 0:
             raise ValueError(f"the power of the average must be at least 0, or infinity for none, not {power!r}.")
         self.power, self.count = power, 0

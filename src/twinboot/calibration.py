@@ -19,9 +19,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from .losses import like
+from .options import loader_of, shown
 from .prediction import Task, checked_labels
 
 SCALES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # the last for twins that part slowly: `pooling`
@@ -49,11 +50,15 @@ def read(
             "calibrate needs a likelihood, and this estimate predicts values without their noise: train with the "
             'loss "gaussian", or give the noise to interval().'
         )
-    batches = list(DataLoader(dataset, batch_size, **{"generator": torch.Generator(), **options}))
+    if not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__iter__"):
+        raise TypeError(f"dataset must be a torch dataset of inputs and targets, not {shown(dataset)}.")
+    batches = list(loader_of(dataset, batch_size=batch_size, **{"generator": torch.Generator(), **options}))
     if not batches:
         raise ValueError("the dataset is empty: there is nothing to calibrate by.")
     if not all(isinstance(batch, (tuple, list)) and len(batch) > 1 for batch in batches):
         raise TypeError("samples of the dataset must be tuples of an input and a target.")
+    if not all(isinstance(batch[-1], Tensor) for batch in batches):
+        raise TypeError("the targets of the dataset must be numbers or tensors.")
     targets = torch.cat([batch[-1] for batch in batches])
     if task == "classification" and (targets.ndim != 1 or targets.is_floating_point()):
         raise TypeError('calibrate needs one integer label for each sample; of values it needs task="gaussian".')

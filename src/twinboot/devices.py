@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,13 +13,35 @@ from torch.utils._pytree import tree_map
 def usable(device: str | torch.device) -> torch.device:
     """The device of that name, after a try whether it is there."""
     try:
-        torch.empty(0, device=device)
+        found = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:
         why = str(error).splitlines()[0].rstrip(".")
         raise ValueError(f"the device {str(device)!r} can't be used: {why}.") from None
+    if found.type == "meta":
+        raise ValueError("the device 'meta' can't be used: tensors on it have no values.")
     return torch.device(device)
+
+
+def to_be_looked_at(device: torch.device, step: int) -> bool:
+    """Whether to look in this step at a number that is on a device. On a GPU only in each hundredth: to look is to wait
+    until all that was begun there is done, and steps would no longer follow each other without a gap."""
+    return device.type == "cpu" or step % 100 == 0
 
 
 def moved(batch: Any, device: torch.device) -> Any:
     """A batch with all of its tensors on a device, however deep they lie in tuples, lists and mappings."""
-    return tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, batch)
+    return _each(lambda t: t.to(device), batch)
+
+
+def copied(batch: Any, device: torch.device) -> Any:
+    """The same with copies of the tensors, so that nothing that is done to them reaches the batch."""
+    return _each(lambda t: t.detach().to(device, copy=True), batch)
+
+
+def _each(change: Callable[[Tensor], Tensor], batch: Any) -> Any:
+    def leaf(value: Any) -> Any:
+        if isinstance(value, Mapping):  # of a kind that PyTorch does not look into, as tokenizers give
+            return {key: _each(change, part) for key, part in value.items()}
+        return change(value) if isinstance(value, Tensor) else value
+
+    return tree_map(leaf, batch)

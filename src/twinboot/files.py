@@ -39,6 +39,10 @@ def write(
 ) -> None:
     """Write a module's state dict and what belongs to it; a kill at any moment leaves the old file or the new one."""
     path = Path(path)
+    if not path.name or "\0" in path.name:
+        raise ValueError(
+            f"an estimate needs the name of a file, such as 'estimate.safetensors', not {os.fspath(path)!r}."
+        )
     if not path.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {os.fspath(path.parent)!r} to save the estimate in.")
     _require_valid(description, labels, sigma, calibration)

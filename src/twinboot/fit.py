@@ -31,7 +31,7 @@ from .estimate import Estimate
 from .groups import Grouping
 from .loader import PairedLoader, Resample, require_map_style
 from .logs import open_log, show, show_finished
-from .options import require_known, require_number, require_whole, shown
+from .options import require_known, require_number, require_types, require_whole, shown
 from .pooling import require_share
 from .prediction import Task
 from .sharding import is_sharded
@@ -158,10 +158,13 @@ def fit(
     resets.require_mode(mode)
     require_number("noise", noise)
     require_share(pooled)
-    if amp not in (None, torch.bfloat16, torch.float16):
-        raise TypeError(f"amp must be a dtype, torch.bfloat16 or torch.float16, not {amp!r}.")
+    if not any(amp is known for known in (None, torch.bfloat16, torch.float16)):
+        raise TypeError(f"amp must be a dtype, torch.bfloat16 or torch.float16, not {shown(amp)}.")
     if scheduler is not None and not callable(scheduler):
         raise TypeError("scheduler must be a function that makes one, such as lambda optimizer: StepLR(optimizer, 10).")
+    resets.checked(reset, resets.never())
+    optimizers.require_function(optimizer)
+    require_types(fit, locals())
     run = Training(
         model,
         dataset,
@@ -198,7 +201,9 @@ def fit(
         "learning rate": [float(group["lr"]) for group in stepper.param_groups],
         "optimizer's settings": [optimizers.settings(group) for group in stepper.param_groups],
     }
-    schedule = scheduler(stepper) if scheduler else None
+    schedule = None if scheduler is None else scheduler(stepper)
+    if scheduler is not None and not (hasattr(schedule, "step") and hasattr(schedule, "state_dict")):
+        raise TypeError(f"scheduler must be a function that makes one, but it made {shown(schedule)}.")
     if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau) and not run.judges:
         raise ValueError("ReduceLROnPlateau needs samples that no twin sees, and this bootstrap leaves none.")
     description["scheduler"] = type(schedule).__name__
@@ -249,13 +254,14 @@ def fit(
 
 def _check_options(options: dict[str, Any]) -> None:
     for name in options.keys() & {"lr", "learning_rate"}:
-        advice = f"give optimizer=lambda p: torch.optim.Adam(p, lr={options[name]})"
+        advice = f"give optimizer=lambda p: torch.optim.Adam(p, lr={shown(options[name])})"
         raise TypeError(f"fit has no option {name!r}: {advice}.")
     for name in options.keys() & {"share", "twin"}:  # of PairedLoader, for loops of one's own
         raise TypeError(f"fit has no option {name!r}: it trains all twins on every rank, and divides batches itself.")
     for name in options.keys() & _OF_TRAINERS:
         raise TypeError(f"fit has no option {name!r}: for accumulation and clipping write the loop, with Twins.")
     require_known(options, fit, PairedLoader, DataLoader)
+    require_types(DataLoader.__init__, options)
 
 
 def _require_keys(state: dict[str, Any], keys: set[str], checkpoint: object) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from . import seeds
 from .bootstrap import Bootstrap
 from .operators import Forward
+from .options import require_types, require_whole
 from .prediction import Moments, Prediction, combine, half_width
 
 
@@ -40,6 +41,8 @@ class Inversion:
 
     def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Fields [samples, ...] from N(field, sigma^2)."""
+        require_whole("samples", samples, 0)
+        require_types(Inversion.sample, locals())
         generator = generator or torch.Generator(self.field.device).manual_seed(seeds.derive(self.seed, "fields"))
         drawn = torch.empty(samples, *self.field.shape, dtype=self.field.dtype, device=self.field.device)
         return self.field + self.sigma * drawn.normal_(generator=generator)
@@ -48,6 +51,7 @@ class Inversion:
     def predict(self, operator: Forward, samples: int = 32) -> Prediction:
         """What an operator would measure of the field: mean and spread over fields from N(field, sigma^2); with
         `samples=0` of the field alone."""
+        require_types(Inversion.predict, locals())
         if samples < 0 or samples == 1:
             raise ValueError(f"samples must be 0, for the field alone, or at least 2, for a spread, not {samples!r}.")
         moments = Moments("regression")

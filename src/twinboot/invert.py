@@ -25,6 +25,7 @@ from .groups import Blocks, Grouping
 from .inversion import Inversion
 from .measurements import Weighted, see
 from .operators import Forward
+from .options import require_tensor, require_types
 from .stacked import Stacked
 
 
@@ -89,6 +90,11 @@ def invert(
     True
     """
     resets.require_mode(mode)
+    resets.checked(reset, resets.never())
+    if isinstance(prior, Tensor) and prior.numel() == 1 and prior.is_floating_point() and not prior.is_meta:
+        prior = prior.item()
+    optimizers.require_function(optimizer)
+    require_types(invert, locals())
     if stop not in ("unseen", None):
         raise ValueError(f'stop must be "unseen" or None, not {stop!r}.')
     if steps < 1 or check < 1:
@@ -99,7 +105,8 @@ def invert(
         raise ValueError(f'patience must be at least 1, and goes with stop="unseen", not {patience} and {stop!r}.')
     if not (0 < decay <= 1 and 0 <= noise < math.inf):
         raise ValueError(f"decay must lie in (0, 1] and noise be 0 or more, not {decay} and {noise}.")
-    if not isinstance(initial, Tensor) or not initial.is_floating_point() or not initial.numel():
+    require_tensor("initial", initial)
+    if not initial.is_floating_point() or not initial.numel():
         raise TypeError("initial must be a tensor of real floating-point numbers, with at least one.")
     observed = _checked_data(observed)
     bootstrap = bootstrap or Bootstrap(len(observed), replicas, seed)
@@ -194,7 +201,8 @@ def _sigma(twins: Stacked, field: Tensor) -> Tensor:
 
 
 def _checked_data(observed: Tensor) -> Tensor:
-    if not isinstance(observed, Tensor) or observed.ndim == 0 or not observed.is_floating_point():
+    require_tensor("observed", observed)
+    if observed.ndim == 0 or not observed.is_floating_point():
         raise TypeError("observed must be a tensor of floating-point numbers with at least one axis.")
     if not bool(observed.isfinite().all()):
         raise ValueError("observed has values that are not finite: remove those measurements first.")

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from . import ranks, seeds
 from .bootstrap import Bootstrap
-from .options import require_known, require_one_of, require_whole
+from .options import loader_of, require_known, require_one_of, require_types, require_whole, shown
 from .randomness import seeded
 from .states import require_same
 
@@ -72,6 +72,8 @@ class PairedLoader:
         **options: Any,
     ) -> None:
         _check(dataset, bootstrap, batch_size, resample, options)
+        require_types(PairedLoader.__init__, locals())
+        require_types(DataLoader.__init__, options)
         self._given, self.share = share, _checked_share(share or ranks.share())
         self.twin, self._twins = twin, _checked_twins(twin, share, bootstrap.replicas)
         self.dataset, self.bootstrap, self.batch_size, self.resample = dataset, bootstrap, batch_size, resample
@@ -105,7 +107,7 @@ class PairedLoader:
 
         A whole step is one item of it, so that its workers fetch the batches of all twins.
         """
-        return DataLoader(
+        return loader_of(
             self._fetch,
             batch_sampler=_Jobs(self),
             collate_fn=itemgetter(0),
@@ -143,7 +145,10 @@ class PairedLoader:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on after the batch that was the last one when the state was taken, with the next iteration."""
+        require_types(PairedLoader.load_state_dict, locals())
         require_same(state, self._describe(), "use the dataset, bootstrap and options of then")
+        for name, least in (("epoch", 1), ("step", 0)):
+            require_whole(f"the {name} of the state", state.get(name), least)
         self.epoch, self.step, self._begun = state["epoch"], state["step"], False
 
     def _describe(self) -> dict[str, Any]:
@@ -272,7 +277,7 @@ def _checked_twins(twin: int | None, share: tuple[int, int] | None, replicas: in
     if twin is None:
         return list(range(replicas))
     if isinstance(twin, bool) or not isinstance(twin, int) or not 0 <= twin < replicas:
-        raise ValueError(f"twin must be None or a whole number from 0 to {replicas - 1}, not {twin!r}.")
+        raise ValueError(f"twin must be None or a whole number from 0 to {replicas - 1}, not {shown(twin)}.")
     if share is None:
         raise ValueError("with twin= the loader needs share=, too: which part of that twin's batches is for this rank.")
     return [twin]
@@ -284,7 +289,7 @@ def _check(dataset: Any, bootstrap: Bootstrap, batch_size: int, resample: str, o
     require_map_style(dataset)
     require_known(options, PairedLoader, DataLoader)
     if not isinstance(bootstrap, Bootstrap):
-        raise TypeError(f"bootstrap must be a Bootstrap, such as Bootstrap(len(dataset)), not {bootstrap!r}.")
+        raise TypeError(f"bootstrap must be a Bootstrap, such as Bootstrap(len(dataset)), not {shown(bootstrap)}.")
     if len(dataset) == 0:
         raise ValueError("the dataset is empty: there is nothing to draw from.")
     if len(dataset) != bootstrap.n:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from .options import require_tensor, require_types
+
 Forward = Callable[[Tensor], Tensor]
 
 
@@ -42,12 +44,15 @@ class Dense:
     def __init__(self, matrix: Tensor, function: Forward | None = None) -> None:
         if not isinstance(matrix, Tensor) or matrix.ndim != 2 or not matrix.is_floating_point():
             raise TypeError("matrix must be a tensor of floating-point numbers [measurements, cells].")
+        require_tensor("matrix", matrix)
+        require_types(Dense.__init__, locals())
         self.function = function
         # A step reads the matrix forwards and backwards. Held column by column, both together took 0.7 of the time
         # (4096 x 900 on two cores), and some rows of it are a view if they lie together.
         self.columns = matrix.detach().T.contiguous()
 
     def __call__(self, field: Tensor) -> Tensor:
+        require_tensor("field", field)
         values = field if self.function is None else self.function(field)
         if values.dtype != self.columns.dtype:
             raise TypeError(f"the matrix is {self.columns.dtype}, but the field {values.dtype}: convert one of them.")
@@ -56,6 +61,7 @@ class Dense:
         return values.flatten() @ self.columns
 
     def rows(self, index: Tensor | slice) -> Self:
+        require_types(Dense.rows, locals())
         part = copy.copy(self)
         part.columns = self.columns[:, index]
         return part
@@ -66,6 +72,9 @@ class Dense:
         One batched product for both, which PyTorch spreads over its threads, on two overlapping views of the matrix.
         """
         cells, rows = self.columns.shape
+        require_types(Dense.ends, {"length": length})
+        if not 1 <= length <= rows:
+            raise ValueError(f"length must lie between 1 and the {rows} rows of the matrix, not {length}.")
         windows = self.columns.as_strided((2, cells, length), (rows - length, self.columns.stride(0), 1))
 
         def pair(fields: Tensor) -> Tensor:

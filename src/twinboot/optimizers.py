@@ -54,8 +54,7 @@ def made(make: Make | None, twins: Sequence[Sequence[nn.Parameter]], rate: float
     parameters = list(dict.fromkeys(p for twin in twins for p in twin))  # frozen ones are shared
     if make is None:
         return adam(parameters, rate)
-    if not callable(make):
-        raise TypeError("optimizer must be a function that makes one, such as lambda parameters: Adam(parameters).")
+    require_function(make)
     found = make(parameters)
     if not isinstance(found, torch.optim.Optimizer):
         raise TypeError(f"optimizer must be a function that makes an optimizer, but it made {shown(found)}.")
@@ -74,6 +73,11 @@ def made(make: Make | None, twins: Sequence[Sequence[nn.Parameter]], rate: float
                 "is the same in each twin, such as their shapes, not by their places in the list."
             )
     return found
+
+
+def require_function(make: Make | None) -> None:
+    if make is not None and not callable(make):
+        raise TypeError("optimizer must be a function that makes one, such as lambda parameters: Adam(parameters).")
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, str]:

@@ -111,6 +111,8 @@ class Prediction:
         """Negative log-likelihood of each target: of labels under `probs`, of values under N(mean, std^2 + noise^2),
         with the `noise` of `interval`."""
         if self.task == "classification":
+            if noise is not None:
+                raise ValueError("noise is for values: classes have none.")
             labels = checked_labels(target, self.probs).unsqueeze(1)
             chosen = self.probs.gather(1, labels).squeeze(1)
             return -chosen.clamp(min=torch.finfo(chosen.dtype).tiny).log()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 from .fingerprints import of_function
-from .options import require_one_of
+from .options import is_number, require_one_of, shown
 
 Mode = Literal["sample", "mean", "centered"]  # of what a reset does, `Twins.reset`
 MODES = get_args(Mode)
@@ -94,8 +94,8 @@ class growing:
 
     def __post_init__(self) -> None:
         _positive("growing", "first", self.first)
-        if not 1 <= self.factor < float("inf"):
-            raise ValueError(f"growing() needs a finite factor of at least 1, not {self.factor!r}.")
+        if not is_number(self.factor) or not 1 <= self.factor < math.inf:
+            raise ValueError(f"growing() needs a finite factor of at least 1, not {shown(self.factor)}.")
         if self.most is not None:
             _positive("growing", "most", self.most)
             if self.most < self.first:
@@ -180,15 +180,17 @@ def described(schedule: Schedule) -> str:
 
 def _require_schedule(given: Schedule, argument: str = "reset") -> None:
     if not callable(given) or isinstance(given, type):
-        raise TypeError(f"{argument} must be a schedule such as twinboot.resets.every(1), not {given!r}.")
+        raise TypeError(f"{argument} must be a schedule such as twinboot.resets.every(1), not {shown(given)}.")
 
 
 def _positive(schedule: str, argument: str, value: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{schedule}() needs {argument} to be a whole number of at least 1, not {value!r}.")
+        raise ValueError(f"{schedule}() needs {argument} to be a whole number of at least 1, not {shown(value)}.")
 
 
 def _counted(count: int) -> int:
-    if count < 1:
-        raise ValueError(f"counts of epochs or steps start at 1, not {count!r}: ask due(epoch + 1) in a loop from 0.")
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(
+            f"counts of epochs or steps start at 1, not {shown(count)}: ask due(epoch + 1) in a loop from 0."
+        )
     return count

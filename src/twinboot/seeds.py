@@ -11,6 +11,10 @@ import operator
 from hashlib import blake2b
 from typing import SupportsIndex
 
+from .options import shown
+
+BITS = 1024  # of a seed: Python refuses to print integers of some thousand digits, and `derive` prints its parts
+
 
 def derive(*parts: int | str) -> int:
     """A 63-bit seed that depends on every part and on their order.
@@ -27,6 +31,9 @@ def derive(*parts: int | str) -> int:
 def checked(seed: SupportsIndex) -> int:
     """The seed as an int, or a sentence about why it is none."""
     try:
-        return operator.index(seed)
+        found = operator.index(seed)
     except TypeError:
-        raise TypeError(f"seed must be an integer, not {seed!r}.") from None
+        raise TypeError(f"seed must be an integer, not {shown(seed)}.") from None
+    if found.bit_length() > BITS:
+        raise ValueError(f"seed must be an integer of at most {BITS} bits, not one of {found.bit_length()}.")
+    return found

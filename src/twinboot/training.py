@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from . import losses, pooling, ranks
 from .batchnorm import layers
 from .bootstrap import Bootstrap
-from .devices import moved, usable
+from .devices import moved, to_be_looked_at, usable
 from .estimate import Estimate
 from .groups import Grouping
 from .judging import ENOUGH, Judge
@@ -52,7 +52,7 @@ class Training:
         self.task: Task | None = loss if isinstance(loss, str) else None
         self.twins = Twins(model, bootstrap.replicas if bootstrap else 2, groups, seed)
         first = next(self.twins.parameters())
-        self.device = usable(device) if device is not None else first.device
+        self.device = usable(first.device if device is None else device)
         self.twins.to(self.device)
         # Under torchrun PyTorch's own wrapper gives all ranks the mean of their gradients.
         several = ranks.share()[1] > 1
@@ -93,8 +93,8 @@ class Training:
                     value = self._loss(twin, batch)
                     scaler.scale(value).backward()
                     total, number = total + value.detach(), number + 1
-            if not math.isfinite(total.item()):
-                raise FloatingPointError(NOT_FINITE.format("loss is", epoch, step))
+            if to_be_looked_at(self.device, step):
+                self._require_finite(total, epoch, step)
             pooling.pool_gradients(self.twins, self.pooled)
             with alone():  # PyTorch goes through the hooks of all optimizers, of which `sampled` adds and removes one
                 scaler.step(stepper)
@@ -102,8 +102,16 @@ class Training:
             try:
                 self.twins.update()
             except FloatingPointError:
-                raise FloatingPointError(NOT_FINITE.format("weights are", epoch, step)) from None
+                raise FloatingPointError(NOT_FINITE.format("weights are", epoch, self._about(step))) from None
+        self._require_finite(total, epoch, step)
         return ranks.mean(total).item() / number
+
+    def _require_finite(self, total: Tensor, epoch: int, step: int) -> None:
+        if not math.isfinite(total.item()):
+            raise FloatingPointError(NOT_FINITE.format("loss is", epoch, self._about(step)))
+
+    def _about(self, step: int) -> str:
+        return str(step) if to_be_looked_at(self.device, 1) else f"{step} or one of the 99 before it"
 
     def _loss(self, twin: nn.Module, batch: Any) -> Tensor:
         if self.loader.resample == "counts":
