@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, TensorDataset
 
-from twinboot import Blocks, Estimate, Prediction, Twins
+from twinboot import Blocks, Estimate, Prediction, Twins, fit
+from twinboot.prediction import TASKS
 from twinboot.seeds import derive
 
 
@@ -24,12 +25,19 @@ def trained(model: nn.Module | None = None, **options: Any) -> Twins:
     return twins
 
 
+def of_classes(twins: Twins) -> Estimate:
+    """The twins' estimate, told what its model predicts."""
+    estimate = twins.estimate()
+    estimate.task = "classification"
+    return estimate
+
+
 X = classes(n=23, seed=8).tensors[0]
 
 
 def doubtful(model: nn.Module, sigma: float = 0.1) -> Estimate:
     """An estimate without training."""
-    estimate = Twins(model).estimate()
+    estimate = of_classes(Twins(model))
     estimate.partition.sigma.fill_(sigma)
     return estimate
 
@@ -53,14 +61,14 @@ def test_the_mean_model_has_the_mean_weights_in_the_users_own_class() -> None:
 
 def test_the_estimate_does_not_change_when_the_twins_go_on() -> None:
     twins = trained()
-    estimate = twins.estimate()
+    estimate = of_classes(twins)
     before = estimate.predict(X, samples=4)
     train(twins, pairs(), torch.optim.Adam(twins.parameters(), 5e-2))
     assert_same_bits(estimate.predict(X, samples=4).mean, before.mean)
 
 
 def test_zero_samples_is_the_mean_model() -> None:
-    estimate = trained().estimate()
+    estimate = of_classes(trained())
     prediction = estimate.predict(X, samples=0)
     torch.testing.assert_close(prediction.probs, estimate(X).softmax(1).detach())
     assert (prediction.std == 0).all()
@@ -107,7 +115,7 @@ def test_vmap_and_loop_give_the_same_numbers(task: Any, groups: str) -> None:
 
 
 def test_chunks_and_stacks_do_not_change_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    estimate = trained().estimate()
+    estimate = of_classes(trained())
     whole = estimate.predict(X, 7)
     for batch_size in (1, 5, 23):
         assert_close(estimate.predict(X, 7, batch_size=batch_size), whole)
@@ -142,11 +150,11 @@ def test_memory_does_not_grow_with_the_number_of_draws_or_with_the_inputs_beyond
 
 
 def test_predictions_carry_no_graph() -> None:
-    assert not trained().estimate().predict(X, 4).mean.requires_grad
+    assert not of_classes(trained()).predict(X, 4).mean.requires_grad
 
 
 def test_seed_and_scale_decide_the_draws() -> None:
-    estimate = trained().estimate()
+    estimate = of_classes(trained())
     assert_same_bits(estimate.predict(X, 4, seed=1).mean, estimate.predict(X, 4, seed=1).mean)
     assert not torch.equal(estimate.predict(X, 4, seed=1).mean, estimate.predict(X, 4, seed=2).mean)
     center = estimate.module[0].weight.detach()
@@ -157,7 +165,8 @@ def test_seed_and_scale_decide_the_draws() -> None:
 def test_predicting_leaves_hook_based_norms_usable() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        estimate = trained(nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 8)), nn.ReLU(), nn.Linear(8, 3))).estimate()
+        model = nn.Sequential(nn.utils.weight_norm(nn.Linear(4, 8)), nn.ReLU(), nn.Linear(8, 3))
+        estimate = of_classes(trained(model))
     first = estimate.predict(X, 4)
     estimate.sample()
     assert_close(estimate.predict(X, 4, vectorize=False), first)
@@ -173,7 +182,7 @@ def test_models_that_vmap_refuses_are_looped_over() -> None:
             y: Tensor = self.layer(x)
             return y if y.sum() > 0 else -y  # control flow on values
 
-    estimate = trained(Branching()).estimate()
+    estimate = of_classes(trained(Branching()))
     assert_close(estimate.predict(X, 5), estimate.predict(X, 5, vectorize=False))
     with pytest.raises(RuntimeError):
         estimate.predict(X, 5, vectorize=True)
@@ -188,7 +197,7 @@ def test_inputs_may_be_tuples_or_mappings() -> None:
         def forward(self, a: Tensor, b: Tensor, factor: float = 1.0) -> Tensor:
             return factor * self.layer(a) + b
 
-    estimate = Twins(Two()).estimate()
+    estimate = of_classes(Twins(Two()))
     b = torch.ones(23, 3)
     expected = estimate(X, b).softmax(1).detach()
     for x in [(X, b), [X, b], {"a": X, "b": b, "factor": 1.0}]:
@@ -209,12 +218,165 @@ def test_a_model_may_give_its_logits_with_something_else(vectorize: bool) -> Non
 
 def test_predict_leaves_modes_as_they_were_and_ignores_dropout() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
-    estimate = Twins(model).estimate()
+    estimate = of_classes(Twins(model))
     estimate.module[1].train()
     first = estimate.predict(X, samples=0)
     assert_same_bits(estimate.predict(X, samples=0).mean, first.mean)
     assert estimate.module[1].training
     assert not estimate.module[0].training
+
+
+# --- models that write into their inputs
+
+
+class Shifted(nn.Module):
+    """A network on the sum of all that it is given, each less a half, which it may write into what it was given."""
+
+    def __init__(self, writes: bool) -> None:
+        super().__init__()
+        self.layers, self.writes = mlp(), writes
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        shifted = [t.sub_(0.5) if self.writes else t - 0.5 for t in tree_leaves((args, kwargs))]
+        return self.layers(sum(shifted))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("samples", [0, 9])  # more than are drawn at once
+@pytest.mark.parametrize("vectorize", [True, False, None])
+@pytest.mark.parametrize(
+    "x",
+    [
+        pytest.param(X, id="tensor"),
+        pytest.param(X[:1].expand(23, 4), id="expanded"),
+        pytest.param((X, torch.ones(23, 1)), id="tuple"),
+        pytest.param({"a": X, "b": torch.ones(23, 1)}, id="mapping"),
+        pytest.param((X, torch.tensor(2.0)), id="0-dimensional"),
+        pytest.param({"a": X, "b": torch.tensor(2.0)}, id="0-dimensional in a mapping"),
+        pytest.param((X, {"a": [torch.ones(4), (torch.tensor(2.0),)]}), id="nested"),
+        pytest.param({"a": X, "b": ({"c": torch.ones(4)}, [torch.tensor(2.0)])}, id="nested in a mapping"),
+    ],
+)
+def test_a_model_that_writes_into_its_input_predicts_as_one_that_does_not(
+    x: Any, vectorize: bool | None, samples: int
+) -> None:
+    given = copy.deepcopy(x)
+    writing, pure = (doubtful(Shifted(writes)) for writes in (True, False))
+    found = writing.predict(given, samples, batch_size=10, vectorize=vectorize)
+    assert_same_bits(given, x)
+    expected = pure.predict(x, samples, batch_size=10, vectorize=vectorize)
+    assert_same_bits((found.mean, found.std, found.entropy), (expected.mean, expected.std, expected.entropy))
+    alike = writing.predict(given, samples, batch_size=10, vectorize=vectorize, scale=0.0)
+    assert alike.std.max() < 1e-6  # all draws are the same, to rounding
+
+
+def test_an_input_that_was_written_before_vmap_refused_the_model_is_as_it_was_for_the_loop() -> None:
+    class Scaled(nn.Module):
+        def __init__(self, writes: bool) -> None:
+            super().__init__()
+            self.layers, self.gain, self.writes = mlp(), nn.Parameter(torch.ones(4)), writes
+
+        def forward(self, x: Tensor) -> Tensor:
+            # The weights of several draws can't be written into the one input that all of them have.
+            x = x.sub_(0.5).mul_(self.gain) if self.writes else (x - 0.5) * self.gain
+            return self.layers(x)  # type: ignore[no-any-return]
+
+    writing, pure = (doubtful(Scaled(writes)) for writes in (True, False))
+    x = X.clone()
+    assert_close(writing.predict(x, 5), pure.predict(X, 5))
+    with pytest.raises(RuntimeError, match="vmap"):
+        writing.predict(x, 5, vectorize=True)
+    assert_same_bits(x, X)
+
+
+# --- what the model predicts
+
+
+def test_an_estimate_that_does_not_know_its_task_asks_for_it() -> None:
+    estimate = trained().estimate()
+    assert estimate.task is None
+    asks = (
+        r'^the estimate does not know what its model predicts: give task="classification", "regression" or "gaussian", '
+        r"or set estimate\.task\.$"
+    )
+    for use in (estimate.predict, lambda x: estimate.predict(x, samples=0), lambda _: estimate.calibrate(classes(9))):
+        with pytest.raises(ValueError, match=asks):
+            use(X)
+    assert estimate.predict(X, 2, "classification").task == "classification"
+    estimate.task = "regression"
+    assert estimate.predict(X, 2).task == "regression"
+    assert estimate.predict(X, 2, "classification").task == "classification"
+
+
+def test_values_of_two_outputs_are_never_taken_for_logits() -> None:
+    target = torch.stack([X.sum(1), 9 * X[:, 0]], 1)
+    fitted = fit(nn.Linear(4, 2), TensorDataset(X, target), "regression", epochs=2, progress=False).estimate
+    plain = Twins(nn.Linear(4, 2)).estimate()
+    with pytest.raises(ValueError, match="does not know what its model predicts"):
+        plain.predict(X)
+    for found, estimate in ((fitted.predict(X, 0), fitted), (plain.predict(X, 0, "regression"), plain)):
+        torch.testing.assert_close(found.mean, estimate(X).detach())
+        assert found.task == "regression"
+
+
+@pytest.mark.parametrize("task", [None, *TASKS])
+def test_a_file_keeps_what_the_model_predicts(task: Any, tmp_path: Path) -> None:
+    estimate = trained(mlp(outputs=4)).estimate()
+    if task is not None:
+        estimate.task = task
+    estimate.save(tmp_path / "estimate.safetensors")
+    loaded = Estimate.load(tmp_path / "estimate.safetensors", mlp(outputs=4))
+    assert loaded.task == task
+    if task is None:
+        with pytest.raises(ValueError, match="does not know what its model predicts"):
+            loaded.predict(X)
+    else:
+        assert loaded.predict(X).task == task
+
+
+# --- the estimate's own scale
+
+
+def test_a_draw_is_as_far_from_the_mean_as_the_scale_says() -> None:
+    """To the last bit, around means of 0 and for powers of two, which round nothing."""
+    estimate = doubtful(mlp())
+    center = {name: p.detach().clone() for name, p in estimate.module.named_parameters()}
+    estimate.scale = 0.0
+    assert_same_bits(dict(estimate.sample(seed=3).named_parameters()), center)
+    with torch.no_grad():
+        for p in estimate.module.parameters():
+            p.zero_()
+    once = [p.detach() for p in estimate.sample(seed=3, scale=1.0).parameters()]
+    assert all(bool(p.any()) for p in once)
+    for scale in (0.25, 1, 2.0, 4.0):
+        estimate.scale = scale
+        assert_same_bits([p.detach() for p in estimate.sample(seed=3).parameters()], [scale * p for p in once])
+        assert_same_bits([p.detach() for p in estimate.sample(seed=3, scale=0.5).parameters()], [p / 2 for p in once])
+
+
+@pytest.mark.parametrize("scale", [0.3, 1.0, 2.5])
+def test_sample_draws_from_the_law_of_predict(scale: float) -> None:
+    """Of a linear model: a variance of (scale * sigma)^2 (|x|^2 + 1), within four standard errors."""
+    x, draws = torch.randn(6, 5, generator=seeded(0)), 1000
+    estimate = doubtful(nn.Linear(5, 1), sigma=0.2)
+    estimate.scale = scale
+    exact = (scale * 0.2) ** 2 * (x.square().sum(1, keepdim=True) + 1)
+    sampled = torch.stack([estimate.sample(seed)(x).detach() for seed in range(draws)])
+    for mean, variance in (
+        (sampled.mean(0), sampled.var(0)),
+        ((found := estimate.predict(x, draws, "regression")).mean, found.std.square()),
+    ):
+        assert ((mean - estimate(x)).abs() < 4 * (exact / draws).sqrt()).all()
+        assert ((variance / exact - 1).abs() < 4 * (2 / draws) ** 0.5).all()
+
+
+@pytest.mark.parametrize("scale", [-1.0, math.nan, math.inf])
+def test_a_scale_of_the_estimate_that_cannot_be_is_refused(scale: float) -> None:
+    estimate = doubtful(mlp())
+    estimate.scale = scale
+    for use in (estimate.sample, lambda: estimate.predict(X)):
+        with pytest.raises(ValueError, match=f"scale must be a finite number of at least 0, not {scale!r}"):
+            use()
+    assert estimate.sample(scale=1.0) is not None
 
 
 # --- BatchNorm
@@ -325,7 +487,7 @@ def test_what_is_saved_is_loaded_to_the_bit(groups: Any, tmp_path: Any) -> None:
     twins = Twins(Wild(), groups=groups)
     data = ((tokens, tokens), (tokens.flip(0), tokens.flip(0)))
     train(twins, [data] * 3, torch.optim.Adam([p for p in twins.parameters() if p.requires_grad]))
-    estimate = twins.estimate()
+    estimate = of_classes(twins)
     estimate.save(tmp_path / "estimate.safetensors")
     model = Wild()
     untouched = {k: v.clone() for k, v in model.state_dict().items()}
@@ -360,10 +522,11 @@ def test_it_says_what_calibration_found() -> None:
         ({"samples": 1}, "samples must be 0, for the mean model, or at least 2"),
         ({"samples": -2}, "samples must be 0"),
         ({"task": "ranking"}, 'unknown task \'ranking\': use "classification", "regression" or "gaussian"'),
+        ({"task": ""}, "unknown task ''"),
         ({"task": "gaussian"}, r"gaussian needs a mean and a log-variance .* shape \(23, 3\)"),
         ({"scale": -1.0}, "scale must be a finite number of at least 0, not -1.0"),
         ({"scale": math.nan}, "scale must be a finite number of at least 0, not nan"),
-        ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1, not 0"),
         ({"x": (X, X[:3])}, r"x must be a tensor, .* found \[3, 23\]"),
         ({"x": X.numpy()}, r"found no tensor in ndarray; use torch.from_numpy\(x\)\."),
         ({"x": DataLoader(TensorDataset(X))}, "found no tensor in DataLoader; call predict for each batch"),
@@ -372,12 +535,12 @@ def test_it_says_what_calibration_found() -> None:
 )
 def test_bad_requests_get_a_sentence(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        trained().estimate().predict(**{"x": X, **options})
+        of_classes(trained()).predict(**{"x": X, **options})
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.inf])
 def test_a_temperature_that_cannot_be_is_refused(temperature: float) -> None:
-    estimate = trained().estimate()
+    estimate = of_classes(trained())
     estimate.temperature = temperature
     with pytest.raises(ValueError, match=f"temperature must be a finite number above 0, not {temperature!r}"):
         estimate.predict(X)
@@ -439,7 +602,7 @@ def test_a_draw_depends_on_seed_and_shape_and_not_on_how_the_weights_lie_in_memo
     model = convolutions().to(memory_format=torch.channels_last)
     twins = Twins(model)
     twins.partition.sigma.fill_(0.1)
-    estimate = twins.estimate()
+    estimate = of_classes(twins)
     estimate.save(tmp_path / "estimate.safetensors")
     loaded = Estimate.load(tmp_path / "estimate.safetensors", convolutions())
     assert not estimate.module[0].weight.is_contiguous()
@@ -467,3 +630,20 @@ def test_a_frozen_model_has_draws_and_means_of_its_own() -> None:
     drawn = estimate.sample(seed=1)
     assert_same_bits(dict(estimate.state_dict()), dict(before))
     assert any((a != b).any() for a, b in zip(drawn.parameters(), estimate.module.parameters(), strict=True))
+
+
+def test_update_batchnorm_leaves_the_callers_tensors_alone() -> None:
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(x.sub_(0.5))
+
+    x = torch.randn(16, 4, generator=seeded(0))
+    before = x.clone()
+    estimate = Twins(Writing()).estimate()
+    estimate.update_batchnorm([x, x])
+    assert_same_bits(x, before)
+    torch.testing.assert_close(estimate.module.norm.running_mean, before.mean(0) - 0.5)

@@ -4,11 +4,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, prune
 from torch.utils.data import TensorDataset
 
 from twinboot import Blocks, Bootstrap, PairedLoader, Twins
-from twinboot.groups import assign
+from twinboot.groups import assign, fixed_entries
 from twinboot.partition import Partition
 
 
@@ -193,3 +193,31 @@ def test_blocks_of_no_size_are_refused() -> None:
     for bad in [(), (0, 3), (3, 1.5)]:
         with pytest.raises(ValueError, match=r"Blocks needs whole numbers of at least 1"):
             Blocks(bad)  # type: ignore[arg-type]
+
+
+def test_padding_rows_and_pruned_entries_are_fixed() -> None:
+    model = nn.ModuleDict(
+        {
+            "words": nn.Embedding(5, 3, padding_idx=-4),
+            "bag": nn.EmbeddingBag(4, 3, padding_idx=0),
+            "plain": nn.Embedding(5, 3),
+            "pruned": prune.l1_unstructured(nn.Linear(4, 2), "weight", 3),
+            "both": prune.random_unstructured(nn.Embedding(6, 2, padding_idx=2), "weight", 4),
+        }
+    )
+    found = fixed_entries(model)
+    assert set(found) == {"words.weight", "bag.weight", "pruned.weight_orig", "both.weight_orig"}
+    assert found["words.weight"].flatten().tolist() == [False, True, False, False, False]
+    assert found["bag.weight"].flatten().tolist() == [True, False, False, False]
+    assert torch.equal(found["pruned.weight_orig"], model["pruned"].weight_mask == 0)
+    expected = model["both"].weight_mask == 0
+    expected[2] = True
+    assert torch.equal(found["both.weight_orig"], expected)
+
+
+def test_the_padding_row_of_a_tied_weight_is_trained_by_the_other_layer() -> None:
+    model = Tied()
+    model.embed.padding_idx = 0
+    assert fixed_entries(model) == {}
+    model.head(model.embed(torch.tensor([1, 2]))).sum().backward()
+    assert bool(model.embed.weight.grad[0].any())

@@ -4,10 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loops import assert_same_bits, mlp, seeded
+from loops import assert_same_bits, mlp, seeded, snapshot
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
-from twinboot import Blocks
+from twinboot import Blocks, Estimate, Twins, pieces
 from twinboot.partition import Partition
 
 shapes = st.lists(st.lists(st.integers(1, 5), max_size=4).map(tuple), min_size=1, max_size=4)
@@ -62,7 +63,7 @@ def test_every_entry_lies_in_exactly_one_group(shapes: list[tuple[int, ...]], fr
 @given(shapes, groupings)
 def test_a_partition_survives_being_described(shapes: list[tuple[int, ...]], grouping: Any) -> None:
     partition = Partition.of(Bag(shapes, frozen=-1), grouping)
-    again = Partition.restore(partition.describe(), partition.labels(), partition.sigma)
+    again = Partition.restore(partition.describe(), partition.labels(), partition.sigma, partition.fixed())
     assert again.describe() == partition.describe()
     assert torch.equal(again.sizes, partition.sizes)
 
@@ -100,3 +101,119 @@ def test_it_says_how_many_groups_there_are_and_sigma_once_it_is_known() -> None:
     partition.sigma.copy_(torch.linspace(0.25, 1, len(partition.sigma)))
     assert repr(partition) == "Partition(groups=2, sigma=0.25 to 1)"
     assert repr(partition.to("meta")) == "Partition(groups=2)"
+
+
+class Reader(nn.Module):
+    """Tokens 0 (padding) to 9 through an embedding and a layer, half of whose weights are pruned; `spare` is unused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(10, 4, padding_idx=0)
+        self.head = prune.l1_unstructured(nn.Linear(4, 3), "weight", 6)
+        self.spare = nn.Parameter(torch.ones(5))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.words(tokens).mean(1))
+
+
+def trained(twins: Twins, mode: Any = "sample", steps: int = 40) -> None:
+    """Sentences of the tokens 0 to 8, a reset after each four steps."""
+    optimizer, generator = torch.optim.Adam(twins.parameters(), lr=0.05), seeded(0)
+    for step in range(1, steps + 1):
+        inputs = [torch.randint(0, 9, (16, 3), generator=generator) for _ in range(len(twins))]
+        with twins.sampled():
+            outputs = twins(*inputs)
+            sum(nn.functional.cross_entropy(y, x.sum(1) % 3) for x, y in zip(inputs, outputs, strict=True)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        twins.update()
+        if step % 4 == 0:
+            twins.reset(mode)
+
+
+@pytest.mark.parametrize("groups", ["layer", "tensor", "unit", lambda name, p: "all"])
+@pytest.mark.parametrize("mode", ["sample", "centered"])
+@pytest.mark.parametrize("options", [{}, {"stacked": True}, {"replicas": 3}])
+def test_entries_without_a_gradient_do_not_walk(groups: Any, mode: str, options: dict[str, Any]) -> None:
+    model = Reader()
+    twins = Twins(model, groups=groups, **options)
+    trained(twins, mode)
+    pruned = model.head.weight_mask == 0
+    estimate = twins.estimate()
+    for found in (estimate.module, estimate.sample(seed=1)):  # the padding row and pruned weights have no noise, either
+        assert_same_bits(found.words.weight[0], model.words.weight[0])
+        assert_same_bits(found.head.weight_orig[pruned], model.head.weight_orig[pruned])
+    assert_same_bits(estimate.module.words.weight[9], model.words.weight[9])  # a token that no batch has
+    assert_same_bits(estimate.module.spare, model.spare)
+    for name in ("words.weight", "head.weight_orig", "head.bias"):
+        assert not torch.equal(estimate.module.get_parameter(name), model.get_parameter(name))
+
+
+def test_inside_a_block_the_padding_row_is_what_it_is() -> None:
+    model = Reader()
+    twins = Twins(model)
+    trained(twins)
+    with twins.sampled(scale=10.0):
+        for twin in twins:
+            assert not twin.words.weight[0].any()
+            assert bool((twin.words.weight[1:] != model.words.weight[1:]).any(1).all())
+
+
+def test_sigma_counts_the_entries_that_are_trained() -> None:
+    """For pruned weights, sigma is that of the others: with all entries counted it would be sqrt(2) too small."""
+    twins = Twins(Reader(), groups="tensor")
+    assert dict(zip(twins.sigma, twins.partition.sizes.tolist(), strict=True)) == {
+        "spare": 5,
+        "words.weight": 9 * 4,
+        "head.weight_orig": 6,
+        "head.bias": 3,
+    }
+    with torch.no_grad():
+        for p in twins[1].parameters():
+            p += 1.0
+        for twin in twins:
+            twin.words.weight[0] = 0.0
+        twins[1].head.weight_orig -= (twins[1].head.weight_mask == 0).float()
+    twins.update()
+    for sigma in twins.sigma.values():  # ||1||^2 / (2 D)
+        assert sigma.item() == pytest.approx(0.5**0.5)
+    units = Twins(Reader(), groups="unit")  # where the padding row is a unit by itself
+    units.update()
+    assert not units.partition.sigma.any()
+
+
+def test_fixed_entries_stay_in_pieces_of_large_weights_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "AT_ONCE", 8)
+    for padding in (0, 5, 9):
+        model = nn.Sequential(nn.Embedding(10, 4, padding_idx=padding))
+        twins = Twins(model)
+        twins.partition.sigma.fill_(1.0)
+        twins.reset()  # before any update: what is fixed is known by the model alone
+        for twin in twins:
+            still = (twin[0].weight == model[0].weight).all(1)
+            assert still.tolist() == [row == padding for row in range(10)]
+
+
+def test_a_reset_from_one_point_draws_around_it() -> None:
+    """After a reset to the mean all copies agree, and that says nothing of their gradients."""
+    twins = Twins(mlp())
+    with torch.no_grad():
+        for p in twins[1].parameters():
+            p += 1.0
+    twins.update()
+    twins.reset("mean")
+    state = snapshot(twins)
+    twins.reset("sample")
+    assert all(bool((a != b).all()) for a, b in zip(*(twin.parameters() for twin in twins), strict=True))
+    again = Twins(mlp())
+    again.load_state_dict(state)
+    again.reset("sample")
+    assert_same_bits(again.state_dict(), twins.state_dict())
+
+
+def test_a_file_of_a_model_with_another_padding_row_is_refused(tmp_path: Any) -> None:
+    Twins(nn.Sequential(nn.Embedding(4, 2, padding_idx=1))).estimate().save(tmp_path / "e.safetensors")
+    Estimate.load(tmp_path / "e.safetensors", nn.Sequential(nn.Embedding(4, 2, padding_idx=1)))
+    for other in (None, 2):
+        with pytest.raises(ValueError, match=r"another padding row or other pruned entries in '0.weight'"):
+            Estimate.load(tmp_path / "e.safetensors", nn.Sequential(nn.Embedding(4, 2, padding_idx=other)))

@@ -5,7 +5,7 @@ import torch
 from loops import assert_same_bits, mlp, seeded
 
 from twinboot.partition import Partition
-from twinboot.spread import variance
+from twinboot.spread import apart, variance
 
 
 @pytest.mark.parametrize("copies", [2, 3, 5])
@@ -23,3 +23,13 @@ def test_it_is_the_sample_variance_of_the_copies_at_once_and_one_by_one(copies: 
     torch.testing.assert_close(found, expected / sizes)
     parts = (([i], [[copy[i]] for copy in weights]) for i in range(len(weights[0])))
     assert_same_bits(variance(partition, copies, parts), found)
+
+
+def test_copies_are_apart_where_any_of_them_differs() -> None:
+    copies = [torch.zeros(4) for _ in range(3)]
+    copies[1][1] = 1.0
+    copies[2][3] = -1e-30
+    assert apart(copies).tolist() == [False, True, False, True]
+    half = [c.bfloat16() for c in copies]
+    assert apart(half).tolist() is True
+    assert apart(half[:1] * 2).tolist() is False

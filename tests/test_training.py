@@ -262,7 +262,7 @@ def test_parametrized_layers_train(norm: Any) -> None:
         twins.reset("centered")
     assert list(twins.sigma) == ["0", "2"]
     assert F.cross_entropy(twins.estimate()(data.tensors[0]), data.tensors[1]) < 0.8 * before
-    prediction = twins.estimate().predict(data.tensors[0], 8)
+    prediction = twins.estimate().predict(data.tensors[0], 8, "classification")
     assert (prediction.std > 0).any()
 
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from loops import assert_same_bits, classes, mlp, pairs, seeded, snapshot, train
 from torch import Tensor, nn
 
+import twinboot.twins as twins_module
 from twinboot import Blocks, Bootstrap, Twins
 from twinboot import noise as noise_module
 
@@ -475,7 +476,7 @@ def test_same_seed_same_run_and_no_global_generator_is_moved() -> None:
         twins = Twins(model, seed=seed)
         train(twins, pairs(), torch.optim.Adam(twins.parameters(), 1e-2))
         twins.reset()
-        twins.estimate().predict(data.tensors[0], samples=4)
+        twins.estimate().predict(data.tensors[0], samples=4, task="classification")
         return snapshot(twins)
 
     state = torch.get_rng_state()
@@ -503,7 +504,7 @@ def test_weights_that_are_not_finite_stop_the_run_and_name_the_step_and_the_grou
 @pytest.mark.parametrize(
     ("model", "options", "error", "sentence"),
     [
-        (lambda x: x, {}, TypeError, "model must be a torch.nn.Module, not function"),
+        (lambda x: x, {}, TypeError, "model must be a torch.nn.Module, not a function"),
         (nn.Linear(2, 2), {"replicas": 1}, ValueError, "replicas must be a whole number of at least 2, not 1"),
         (nn.Linear(2, 2), {"groups": "neuron"}, ValueError, "unknown groups 'neuron'"),
         (nn.ReLU(), {}, ValueError, "the model has no trainable parameters"),
@@ -513,3 +514,28 @@ def test_weights_that_are_not_finite_stop_the_run_and_name_the_step_and_the_grou
 def test_bad_input_gets_a_sentence(model: Any, options: dict[str, Any], error: type[Exception], sentence: str) -> None:
     with pytest.raises(error, match=sentence):
         Twins(model, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"stacked": True}, {"groups": "unit", "replicas": 3}])
+def test_an_update_does_not_wait_for_a_gpu(options: dict[str, Any]) -> None:
+    """Nothing can be read from the meta device, so whatever would wait for a device fails there."""
+    twins = Twins(mlp(), **options).to("meta")
+    for _ in range(99):
+        twins.update()
+    with pytest.raises(RuntimeError, match=r"item\(\) cannot be called on meta tensors"):
+        twins.update()  # the hundredth looks
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_weights_that_are_not_finite_are_noticed_by_a_reset_and_an_estimate(
+    stacked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(twins_module, "to_be_looked_at", lambda device, step: step % 100 == 0)  # as on a GPU
+    twins = Twins(mlp(), stacked=stacked)
+    with torch.no_grad():
+        next(twins.parameters()).fill_(math.nan)
+    for _ in range(99):
+        twins.update()
+    for call in (twins.reset, twins.estimate, twins.update):
+        with pytest.raises(FloatingPointError, match=r"weights of group '0' are not finite after update \d+"):
+            call()

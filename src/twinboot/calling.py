@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.data import DataLoader
 
+from .devices import copied
 from .prediction import Task
 
 
@@ -61,7 +62,8 @@ def first_tensor(batch: Any) -> Tensor:
 
 
 def chunks_of(x: Any, size: int, device: torch.device) -> list[Callable[[], Any]]:
-    """The inputs in parts of `size`; each part is cut and moved only when it is asked for."""
+    """The inputs in parts of `size`. Each part is cut and moved only when it is asked for, and is a new copy each time:
+    a model may write into its input, which belongs to the caller and is used for other draws, too."""
     tensors = x.values() if isinstance(x, Mapping) else x if isinstance(x, (tuple, list)) else [x]
     lengths = {len(t) for t in tensors if isinstance(t, Tensor) and t.ndim}
     if len(lengths) != 1:
@@ -73,11 +75,11 @@ def chunks_of(x: Any, size: int, device: torch.device) -> list[Callable[[], Any]
 
     def cut(start: int) -> Any:
         def part(t: Any) -> Any:
-            return t[start : start + size].to(device) if isinstance(t, Tensor) and t.ndim else t
+            return t[start : start + size] if isinstance(t, Tensor) and t.ndim else t
 
         if isinstance(x, Mapping):
-            return {key: part(t) for key, t in x.items()}
-        return tuple(map(part, x)) if isinstance(x, (tuple, list)) else part(x)
+            return copied({key: part(t) for key, t in x.items()}, device)
+        return copied(tuple(map(part, x)) if isinstance(x, (tuple, list)) else part(x), device)
 
     return [lambda start=start: cut(start) for start in range(0, max(lengths.pop(), 1), size)]  # type: ignore[misc]
 

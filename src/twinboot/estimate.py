@@ -17,14 +17,15 @@ from torch.utils.data import DataLoader, Dataset
 from . import calibration, files
 from .batchnorm import averaged, fresh_statistics, layers
 from .calling import call, called, chunks_of, evaluating, first_tensor
-from .devices import moved
+from .devices import copied
 from .dropout import drawing
+from .groups import fixed_entries
 from .noise import normals
-from .options import one_of, require_known, require_number, require_one_of
+from .options import one_of, require_known, require_number, require_one_of, require_types, require_whole, shown
 from .partition import Partition
 from .prediction import TASKS, Moments, Prediction, Task, combine
 from .replicate import Places, held, mean, overwrite_, replicate, require_like, wide
-from .seeds import derive
+from .seeds import checked, derive
 from .sharding import refuse_copy, whole
 
 # Several draws at once pay where a forward pass is mostly overhead, and cost memory for as many activations
@@ -44,17 +45,19 @@ class Estimate(nn.Module):
 
     def __init__(self, module: nn.Module, partition: Partition) -> None:
         super().__init__()
+        require_types(Estimate.__init__, locals())
         self.module = module
         self.partition = partition
         self.temperature = self.scale = 1.0  # of likelihoods, and of sigma; `calibrate` finds better ones
-        # Of `predict`, if it is not told another one; `fit` knows by its loss, or has None by one of the user's own.
-        self.task: Task | None = "classification"
+        # What `predict` predicts, unless it is told. `fit` knows it by its loss, if that has a name.
+        self.task: Task | None = None
         self.eval()
 
     @classmethod
     def of(cls, copies: Sequence[nn.Module], partition: Partition, model: nn.Module | None = None) -> Estimate:
         """The estimate in the middle of trained copies; frozen parameters are shared with them. Or, with all that they
         hold, in a copy of `model`, which is needed where they are sharded."""
+        require_types(Estimate.of, {"copies": copies, "partition": partition, "model": model})
         if model is None:
             refuse_copy(copies[0])
             [module] = replicate(copies[0], own=partition.parameter_shapes)
@@ -82,9 +85,10 @@ class Estimate(nn.Module):
         """Group name -> sigma: a number, or one per unit, block or label of the group."""
         return self.partition.snapshot()
 
-    def sample(self, seed: int = 0, scale: float = 1.0) -> nn.Module:
-        """A model of your own class whose weights are a draw from N(mean, (scale * sigma)^2)."""
-        require_number("scale", scale)
+    def sample(self, seed: int = 0, scale: float | None = None) -> nn.Module:
+        """A model of your own class whose weights are a draw from N(mean, (scale * sigma)^2), with the estimate's own
+        `scale` by default, as in `predict`."""
+        scale, seed = self._scale(scale), checked(seed)
         [module] = replicate(self.module, own=self.partition.parameter_shapes)
         with torch.no_grad():
             for name, draw in self._draw(derive(seed, "sample"), scale).items():
@@ -112,20 +116,21 @@ class Estimate(nn.Module):
             task: `"classification"`: the model gives logits along dimension 1, and probabilities are averaged over
                 the draws. `"regression"`: the model gives values. `"gaussian"`: along the last dimension it gives
                 values, then the logarithms of their variances. All may be the `logits` of what it gives. By default
-                the estimate's own `task`: what `fit` was for, unless by a loss of your own, else classification.
+                the estimate's own `task`. `fit` sets that, unless the loss was a function of your own.
             batch_size: inputs at a time. Memory beyond the result does not grow with the number of inputs.
-            scale: factor on sigma; by default that of `calibrate`, or 1.
+            scale: factor on sigma; by default the estimate's own `scale`, which is 1 or what `calibrate` found.
             seed: the same seed gives the same draws; masks of dropout depend on `batch_size`, too.
             vectorize: several draws at once with `torch.func.vmap`, or one after another; the numbers are the same to
                 rounding. None takes the first where it pays and the model allows it, else the second.
         """
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 0 or samples == 1:
-            raise ValueError(f"samples must be 0, for the mean model, or at least 2, for a spread, not {samples!r}.")
+            raise ValueError(
+                f"samples must be 0, for the mean model, or at least 2, for a spread, not {shown(samples)}."
+            )
         task = self._task(task)
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, not {batch_size!r}.")
-        scale = self.scale if scale is None else scale
-        require_number("scale", scale)
+        require_whole("batch_size", batch_size, 1)
+        require_types(Estimate.predict, locals())
+        scale = self._scale(scale)
         require_number("temperature", self.temperature, positive=True)
         if samples and self.dropout and vectorize:
             raise ValueError("with dropout draws come one after another: leave vectorize out.")
@@ -149,11 +154,18 @@ class Estimate(nn.Module):
             return self._predict(module, chunks, task, draws, scale, vectorize=bool(vectorize and draws))
 
     def _task(self, asked: Task | None) -> Task:
-        task = asked or self.task
+        task = self.task if asked is None else asked
         if task is None:
-            raise ValueError(f"a loss of your own does not tell what the model predicts: give task={one_of(TASKS)}.")
+            raise ValueError(
+                f"the estimate does not know what its model predicts: give task={one_of(TASKS)}, or set estimate.task."
+            )
         require_one_of(TASKS, "task", task)
         return task
+
+    def _scale(self, asked: float | None) -> float:
+        scale = self.scale if asked is None else asked
+        require_number("scale", scale)
+        return scale
 
     def _predict(
         self,
@@ -221,9 +233,9 @@ class Estimate(nn.Module):
         `collate_fn` of training.
         """
         require_known(options, self.calibrate, DataLoader)
-        if samples < 2:
-            raise ValueError(f"samples must be at least 2, not {samples!r}.")
+        require_whole("samples", samples, 2)
         task = self._task(task)
+        require_types(Estimate.calibrate, locals())
         inputs, targets = calibration.read(dataset, task, batch_size, options)
         device = self.partition.sigma.device
         targets = targets.to(device)
@@ -233,7 +245,7 @@ class Estimate(nn.Module):
             drawn, (module, masks) = [], drawing(self.module, self.dropout, device, seed)
             with masks:  # the same for each scale
                 for weights in self._stacks(draws, scale, vectorize=False):
-                    given = (moved(x, device) for x in inputs)
+                    given = (copied(x, device) for x in inputs)  # a model may write into its input
                     drawn.append(torch.cat([called(module, task, 1.0, weights, x) for x in given]))
             return torch.stack(drawn)
 
@@ -262,6 +274,7 @@ class Estimate(nn.Module):
         """
         if hasattr(loader, "bootstrap"):
             raise TypeError("give a plain DataLoader of the training data: a PairedLoader would count its epochs on.")
+        require_types(Estimate.update_batchnorm, locals())
         if not layers(self.module):
             return
         picked = map(inputs or first_tensor, loader)
@@ -271,12 +284,13 @@ class Estimate(nn.Module):
         [fresh] = replicate(self.module)  # whatever goes wrong on the way, this estimate keeps what it has
         with torch.no_grad(), fresh_statistics(fresh):
             for x in chain([first], picked):
-                call(fresh, moved(x, self.partition.sigma.device))
+                call(fresh, copied(x, self.partition.sigma.device))  # a model may write into its input
         for own, taken in zip(layers(self.module), layers(fresh), strict=True):
             own.load_state_dict(taken.state_dict())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the mean weights, sigma and the groups to a safetensors file."""
+        require_types(Estimate.save, locals())
         partition = self.partition
         found = {"temperature": self.temperature, "scale": self.scale, "dropout": self.dropout, "task": self.task}
         files.write(path, self.module.state_dict(), partition.describe(), partition.labels(), partition.sigma, found)
@@ -284,12 +298,12 @@ class Estimate(nn.Module):
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: nn.Module) -> Estimate:
         """Read what `save` wrote, into a copy of `model`: any instance of the class that was trained."""
+        require_types(Estimate.load, {"path": path, "model": model})
         state, description, labels, sigma, calibrated = files.read(path)
         [module] = replicate(model, share_frozen=False)
         files.fit(state, module, path)
-        partition = Partition.restore(description, labels, sigma)
+        partition = Partition.restore(description, labels, sigma, fixed_entries(module))
         estimate = cls(module, partition.to(next(module.parameters()).device))
         estimate.temperature, estimate.scale = calibrated["temperature"], calibrated["scale"]
-        estimate.dropout = calibrated.get("dropout", False)
-        estimate.task = calibrated.get("task", "classification")
+        estimate.dropout, estimate.task = calibrated.get("dropout", False), calibrated.get("task")
         return estimate

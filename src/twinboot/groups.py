@@ -13,6 +13,7 @@ that group: entry `i` uses `sigma[name][labels[i]]`. `"layer"`, `"tensor"`, `"un
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -20,6 +21,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+
+from .options import require_types, shown
 
 ROOT = "(model)"  # the group of the parameters that the model itself owns, outside any submodule
 
@@ -49,11 +52,13 @@ class Blocks:
     block: tuple[int, ...]
 
     def __init__(self, block: Sequence[int]) -> None:
-        if not block or any(isinstance(b, bool) or not isinstance(b, int) or b < 1 for b in block):
-            raise ValueError(f"Blocks needs whole numbers of at least 1, such as Blocks((3, 3)), not {block!r}.")
+        sizes = block if isinstance(block, (tuple, list)) else ()
+        if not sizes or any(isinstance(b, bool) or not isinstance(b, int) or b < 1 for b in sizes):
+            raise ValueError(f"Blocks needs whole numbers of at least 1, such as Blocks((3, 3)), not {shown(block)}.")
         object.__setattr__(self, "block", tuple(block))
 
     def __call__(self, name: str, parameter: Tensor) -> Assignment:
+        require_types(Blocks.__call__, locals())
         missing = parameter.ndim - len(self.block)
         if missing < 0:
             raise ValueError(
@@ -91,6 +96,27 @@ def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return named
 
 
+def fixed_entries(model: nn.Module) -> dict[str, Tensor]:
+    """Parameter name -> which of its entries never have a gradient, as a mask that broadcasts against it: the padding
+    row of an embedding, and what `torch.nn.utils.prune` has masked. In a tied weight another layer may train them."""
+    tied = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    names = {id(p): name for name, p in model.named_parameters()}
+    found: dict[str, Tensor] = {}
+    for module in model.modules():
+        for name, p in module._parameters.items():
+            if p is None or tied[id(p)] > 1:
+                continue
+            masks = []
+            padding = module.padding_idx if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) else None
+            if padding is not None and name in ("weight", "weight_orig"):
+                masks.append(torch.arange(len(p), device="cpu")[:, None] == padding)
+            if name.endswith("_orig") and (mask := module._buffers.get(f"{name[:-5]}_mask")) is not None:
+                masks.append(mask.cpu() == 0)
+            if masks:
+                found[names[id(p)]] = torch.stack(torch.broadcast_tensors(*masks)).any(0)
+    return found
+
+
 def layer_of(model: nn.Module, name: str) -> str:
     """The module that the user wrote: a parametrization belongs to the module that carries it."""
     path = name.split(".")[:-1]
@@ -104,14 +130,15 @@ def layer_of(model: nn.Module, name: str) -> str:
 def _rule(grouping: str | Grouping, model: nn.Module) -> Grouping:
     if callable(grouping):
         return grouping
-    if grouping == "tensor":
+    if isinstance(grouping, str) and grouping == "tensor":
         return lambda name, parameter: name
-    if grouping == "layer":
+    if isinstance(grouping, str) and grouping == "layer":
         return lambda name, parameter: layer_of(model, name) or ROOT
-    if grouping == "unit":
+    if isinstance(grouping, str) and grouping == "unit":
         return _Units(model)
     raise ValueError(
-        f'unknown groups {grouping!r}: use "layer", "tensor", "unit", Blocks(shape) or a function of (name, parameter).'
+        f'unknown groups {shown(grouping)}: use "layer", "tensor", "unit", Blocks(shape) or a function of '
+        "(name, parameter)."
     )
 
 
@@ -156,7 +183,9 @@ def _checked(answer: object, name: str, parameter: Tensor) -> Assignment:
     if isinstance(answer, str):
         return Assignment(answer)
     if not isinstance(answer, tuple) or len(answer) not in (2, 3) or not isinstance(answer[0], str):
-        raise TypeError(f"groups must give a name, or a name and labels; for parameter {name!r} it gave {answer!r}.")
+        raise TypeError(
+            f"groups must give a name, or a name and labels; for parameter {name!r} it gave {shown(answer)}."
+        )
     group, labels, shape = Assignment(*answer)
     if labels is None:
         return Assignment(group)
@@ -166,7 +195,7 @@ def _checked(answer: object, name: str, parameter: Tensor) -> Assignment:
         or labels.is_complex()
         or labels.dtype == torch.bool
     ):
-        raise TypeError(f"the labels of parameter {name!r} must be a tensor of integers, not {labels!r}.")
+        raise TypeError(f"the labels of parameter {name!r} must be a tensor of integers, not {shown(labels)}.")
     labels = labels.detach().cpu().long()
     if labels.numel() == 0 or int(labels.min()) < 0:
         raise ValueError(f"the labels of parameter {name!r} must be 0 or more.")

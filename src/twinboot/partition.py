@@ -2,6 +2,8 @@
 
 `owners` says, for each parameter, where in that vector it finds its sigmas: an int when all its entries share one, or
 labels that broadcast against the parameter. `sizes` counts the entries behind each sigma: the `D_l` of the paper.
+`fixed` masks entries that no gradient reaches, such as the padding row of an embedding: they have no noise, and do not
+count.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .groups import Assignment, Grouping, assign
+from .groups import Assignment, Grouping, assign, fixed_entries
+from .options import require_number
 from .pieces import split
 from .replicate import wide
 from .sharding import cut, holders, summed
@@ -36,12 +39,17 @@ class Partition(nn.Module):
         parameters: Mapping[str, Shape],
         owners: Sequence[int | Tensor],
         sigma: Tensor,
+        fixed: Mapping[str, Tensor],
     ) -> None:
         super().__init__()
         self.groups = {name: tuple(shape) for name, shape in groups.items()}
         self.parameter_shapes = {name: tuple(shape) for name, shape in parameters.items()}
         self._whole = {i: owner for i, owner in enumerate(owners) if isinstance(owner, int)}
         self._labelled = [i for i, owner in enumerate(owners) if isinstance(owner, Tensor)]
+        self._fixed = [i for i, name in enumerate(self.parameter_shapes) if name in fixed]
+        for i, name in enumerate(self.parameter_shapes):
+            if name in fixed:
+                self.register_buffer(f"fixed_{i}", fixed[name].detach().clone(), persistent=False)
         sizes = torch.zeros(sum(map(math.prod, self.groups.values())), dtype=torch.long, device="cpu")
         for i, (owner, shape) in enumerate(zip(owners, self.parameter_shapes.values(), strict=True)):
             if isinstance(owner, int):
@@ -50,6 +58,12 @@ class Partition(nn.Module):
                 self.register_buffer(f"labels_{i}", owner, persistent=False)
                 share = math.prod(shape) // owner.numel()  # entries of the parameter that each label stands for
                 sizes.index_add_(0, owner.flatten(), torch.full_like(owner.flatten(), share))
+        self._require_entries(sizes)
+        for i in self._fixed:
+            masked = self._mask(i).cpu().broadcast_to(list(self.parameter_shapes.values())[i])
+            places = torch.as_tensor(owners[i]).cpu().broadcast_to(masked.shape)[masked]
+            sizes.index_add_(0, places, -torch.ones_like(places))
+        sizes.clamp_(min=1)  # where no entry has a gradient: sigma is then 0, and not 0 / 0
         self.register_buffer("sigma", sigma)
         self.register_buffer("sizes", sizes, persistent=False)
         # Beside the sums, so that none has to be sent there at each update; of labelled parameters it is not asked.
@@ -68,13 +82,16 @@ class Partition(nn.Module):
         parameters = {name: model.get_parameter(name) for name in assigned}
         best = torch.float64 if any(p.dtype == torch.float64 for p in parameters.values()) else torch.float32
         sigma = torch.zeros(start, dtype=best, device="cpu")
-        partition = cls(groups, {name: tuple(p.shape) for name, p in parameters.items()}, owners, sigma)
-        for group, sizes in partition.named(partition.sizes).items():
-            if (empty := (sizes.flatten() == 0).nonzero()).numel():
+        shapes = {name: tuple(p.shape) for name, p in parameters.items()}
+        partition = cls(groups, shapes, owners, sigma, fixed_entries(model))
+        return partition.to(next(iter(parameters.values())).device)
+
+    def _require_entries(self, sizes: Tensor) -> None:
+        for group, own in self.named(sizes).items():
+            if (empty := (own.flatten() == 0).nonzero()).numel():
                 raise ValueError(
                     f"label {int(empty[0])} of group {group!r} has no entries: use 0, 1, 2, ... without gaps."
                 )
-        return partition.to(next(iter(parameters.values())).device)
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
         """A flat vector as group name -> its part, in the group's own shape."""
@@ -83,8 +100,7 @@ class Partition(nn.Module):
 
     def scaled(self, scale: float) -> Partition:
         """A copy whose sigmas are so many times as large."""
-        if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 <= scale < math.inf:
-            raise ValueError(f"scale must be a number of at least 0, such as that of a Bootstrap, not {scale!r}.")
+        require_number("scale", scale)
         scaled = copy.deepcopy(self)
         scaled.sigma.mul_(scale)
         return scaled
@@ -95,7 +111,8 @@ class Partition(nn.Module):
 
     def expand(self, like: Sequence[Tensor], scale: float = 1.0, of: Tensor | None = None) -> list[Tensor]:
         """The sigma of each entry: for each parameter a tensor that broadcasts against it, or against the part of it
-        that is here, on its device. Or the same for another vector with one value for each sigma."""
+        that is here, on its device. It is 0 where no gradient reaches. Or the same for another vector with one value
+        for each sigma."""
         sigma = self.sigma if of is None else of
         sigma = sigma if scale == 1.0 else sigma * scale
         single = sigma.unbind() if self._whole else ()  # with labels only, there may be thousands of sigmas
@@ -103,11 +120,22 @@ class Partition(nn.Module):
             single[self._whole[i]] if i in self._whole else sigma[cut(self._labels(i, sigma), p)]
             for i, p in enumerate(like)
         ]
+        for i in self._fixed:
+            found[i] = found[i].masked_fill(cut(self._mask(i).to(sigma.device), like[i]), 0.0)
         return [s if s.device == p.device else s.to(p.device) for s, p in zip(found, like, strict=True)]
+
+    def expand_pieces(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        """`expand` for each of the `pieces`."""
+        found: list[Tensor] = []
+        for i, (w, sigma) in enumerate(zip(weights, self.expand(weights), strict=True)):
+            sizes = [len(piece) for piece in split(w)] if i in self._whole and w.ndim else [1]
+            cuts = i in self._fixed and len(sizes) > 1 and len(sigma) > 1
+            found += sigma.split(sizes) if cuts else [sigma] * len(sizes)
+        return found
 
     def views(self, like: Sequence[Tensor]) -> list[Tensor] | None:
         """`expand` once and for all: views that follow sigma; None where it would have to be gathered or moved."""
-        if self._labelled or any(p.device != self.sigma.device for p in like):
+        if self._labelled or self._fixed or any(p.device != self.sigma.device for p in like):
             return None
         return self.expand(like)
 
@@ -165,13 +193,17 @@ class Partition(nn.Module):
     def _labels(self, i: int, beside: Tensor) -> Tensor:
         return self.get_buffer(f"labels_{i}").to(beside.device)
 
+    def _mask(self, i: int) -> Tensor:
+        return self.get_buffer(f"fixed_{i}")
+
     def describe(self) -> dict[str, Any]:
-        """The partition as plain data for JSON; of labels, which are tensors, only a checksum."""
+        """The partition as plain data for JSON; of labels and masks, which are tensors, only a checksum."""
         return {
             "parameters": {name: list(shape) for name, shape in self.parameter_shapes.items()},
             "groups": {name: list(shape) for name, shape in self.groups.items()},
             "owners": [self._whole.get(i) for i in range(len(self.parameter_shapes))],
-            "labels": {name: zlib.crc32(labels.cpu().numpy().tobytes()) for name, labels in self.labels().items()},
+            "labels": {name: _checksum(labels) for name, labels in self.labels().items()},
+            "fixed": {name: _checksum(mask) for name, mask in self.fixed().items()},
         }
 
     def labels(self) -> dict[str, Tensor]:
@@ -179,14 +211,36 @@ class Partition(nn.Module):
         names = list(self.parameter_shapes)
         return {names[i]: self.get_buffer(f"labels_{i}") for i in self._labelled}
 
+    def fixed(self) -> dict[str, Tensor]:
+        """Parameter name -> mask, for the parameters some of whose entries no gradient reaches."""
+        names = list(self.parameter_shapes)
+        return {names[i]: self._mask(i) for i in self._fixed}
+
     @classmethod
-    def restore(cls, description: Mapping[str, Any], labels: Mapping[str, Tensor], sigma: Tensor) -> Partition:
-        """The partition that `describe`, `labels` and `sigma` tell of."""
+    def restore(
+        cls,
+        description: Mapping[str, Any],
+        labels: Mapping[str, Tensor],
+        sigma: Tensor,
+        fixed: Mapping[str, Tensor],
+    ) -> Partition:
+        """The partition that `describe`, `labels`, `sigma` and `fixed` tell of."""
         owners = [
             labels[name] if owner is None else owner
             for name, owner in zip(description["parameters"], description["owners"], strict=True)
         ]
-        return cls(description["groups"], description["parameters"], owners, sigma)
+        partition = cls(description["groups"], description["parameters"], owners, sigma, fixed)
+        for name in {**partition.fixed(), **description["fixed"]}:
+            if partition.describe()["fixed"].get(name) != description["fixed"].get(name):
+                raise ValueError(
+                    f"the model given has another padding row or other pruned entries in {name!r} than the one that "
+                    "was trained."
+                )
+        return partition
+
+
+def _checksum(t: Tensor) -> int:
+    return zlib.crc32(t.cpu().contiguous().numpy().tobytes())
 
 
 def _group_shapes(assigned: Mapping[str, Assignment]) -> dict[str, Shape]:

@@ -1,4 +1,4 @@
-"""Sigma squared, from how far copies of weights stand apart: line 10 of Algorithm 1, for any number of copies."""
+"""How far copies of weights stand apart: sigma squared, line 10 of Algorithm 1, for any number of copies."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .partition import Partition
 from .replicate import wide
+from .sharding import local
 
 # Which parameters, by their places in the partition, and for each copy those of its weights.
 Part = tuple[Sequence[int], Sequence[Sequence[Tensor]]]
@@ -29,3 +30,11 @@ def variance(partition: Partition, replicas: int, parts: Iterable[Part]) -> Tens
     for k, total in enumerate(sums, start=1):
         found.addcdiv_(total, partition.sizes, value=k / (k + 1) / len(sums))
     return found
+
+
+def apart(copies: Sequence[Tensor]) -> Tensor:
+    """Where not all copies of a weight agree, as a mask. In half precision rounding makes single entries agree by
+    chance, so there it is one answer for the whole weight. Of sharded ones, for the part that is here."""
+    first, *others = (local(w) for w in copies)
+    found = torch.stack([w != first for w in others]).any(0)
+    return found if wide(first) is first else found.any()

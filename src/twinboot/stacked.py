@@ -23,6 +23,7 @@ from .calling import call
 from .chain import Chain
 from .estimate import Estimate
 from .noise import filler
+from .options import require_number, require_types
 from .partition import Partition
 from .replicate import Places, replicate
 from .twins import Twins
@@ -94,6 +95,8 @@ class Stacked(Twins):
 
         The parameters themselves stay clean, so forward passes go inside, and the rest wherever it suits.
         """
+        require_types(Twins.sampled, {"scale": scale, "generator": generator})
+        require_number("scale", scale)
         self._refuse_inside("sampled()")
         slices = self._slices()
         slices.fill(self._next_seed("draws", *ranks.own()), generator)
@@ -113,6 +116,8 @@ class Stacked(Twins):
 
     def estimate(self, model: nn.Module | None = None, *, scale: float = 1.0) -> Estimate:
         """What you keep and ship: the mean of the twins and sigma, times `scale`. The twins go on as they are."""
+        require_types(Twins.estimate, {"model": model, "scale": scale})
+        self._require_finite()
         return Estimate.of(self.unstack(), self.partition.scaled(scale), model)
 
     def _weights(self) -> list[list[Tensor]]:

@@ -29,16 +29,17 @@ from torch import Tensor, nn
 
 from . import ranks, seeds
 from .calling import call
+from .devices import to_be_looked_at
 from .estimate import Estimate
 from .groups import Grouping
 from .noise import Noisy, fill_copies_, normals, room_for
-from .options import require_whole
+from .options import one_line, require_number, require_types, require_whole, shown
 from .partition import Partition
 from .pieces import fill_copies_by_piece_
 from .replicate import Places, mean, replicate
 from .resets import Mode, require_mode
 from .sharding import local, reshard, window
-from .spread import variance
+from .spread import apart, variance
 from .states import pack, require_same, unpack
 
 
@@ -71,7 +72,7 @@ class Twins(nn.Module):
     _fresh: Mapping[str, Any] = {"_spare": [], "_block": None}  # what a copy or pickle has instead of ours
 
     def __new__(cls, *args: Any, stacked: bool = False, **kwargs: Any) -> Self:
-        if stacked and cls is Twins:
+        if stacked is True and cls is Twins:
             from .stacked import Stacked  # which builds on this class
 
             return super().__new__(Stacked)  # type: ignore[return-value]
@@ -87,19 +88,18 @@ class Twins(nn.Module):
         stacked: bool = False,
     ) -> None:
         super().__init__()
+        require_types(Twins.__init__, locals())
         if bool(stacked) != self.stacked:
             raise TypeError(
                 f"stacked={stacked} makes twins of a class of its own, so {type(self).__name__} cannot have it: call "
                 f"Twins(model, stacked={stacked})."
             )
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}.")
         require_whole("replicas", replicas, 2)
         # Line 3 before line 1: the partition knows which weights are trained, and refuses wrong groups before any copy.
         self.partition = Partition.of(model, groups)  # line 3: it holds sigma, which is 0
         self._hold(model, replicas)  # line 1: all copies begin with the model's weights
         self._seed = seeds.checked(seed)
-        self._counts = {"draws": 0, "updates": 0, "resets": 0}
+        self._counts = {"draws": 0, "updates": 0, "resets": 0, "together": 0}
 
     def _hold(self, model: nn.Module, replicas: int) -> None:
         """Make the copies, and note where their trained weights are; stacked twins keep them in another way."""
@@ -116,6 +116,8 @@ class Twins(nn.Module):
         return iter(self.copies)
 
     def __getitem__(self, index: int) -> nn.Module:
+        if isinstance(index, bool) or not isinstance(index, int) or not -len(self) <= index < len(self):
+            raise IndexError(f"the twins have the numbers 0 to {len(self) - 1}, not {shown(index)}.")
         return self.copies[index]
 
     def forward(self, *inputs: Any) -> tuple[Any, ...]:
@@ -137,6 +139,8 @@ class Twins(nn.Module):
         around all of them uses one draw for the step. With activation checkpointing, call the twins themselves, not
         methods of theirs: only then is a backward pass after the block noticed.
         """
+        require_types(Twins.sampled, locals())
+        require_number("scale", scale)
         self._refuse_inside("sampled()")
         weights, copies = self._weights(), len(self.copies)
         flat = [w for twin in weights for w in twin]
@@ -153,10 +157,15 @@ class Twins(nn.Module):
 
     @torch.no_grad()
     def update(self) -> None:
-        """Sigma from how far the copies stand apart (line 10). Call it after each `optimizer.step()`."""
+        """Sigma from how far the copies stand apart (line 10). Call it after each `optimizer.step()`. Weights that are
+        not finite are refused: at once on a CPU, on a GPU within 100 updates and by `reset` and `estimate`."""
         self._refuse_inside("update()")
         self._counts["updates"] += 1
         torch.sqrt(self._variance(), out=self.partition.sigma)  # line 10
+        if to_be_looked_at(self.partition.sigma.device, self._counts["updates"]):
+            self._require_finite()
+
+    def _require_finite(self) -> None:
         if not math.isfinite(self.partition.sigma.sum().item()):
             group = next(name for name, sigma in self.sigma.items() if not math.isfinite(sigma.sum().item()))
             raise FloatingPointError(
@@ -175,26 +184,34 @@ class Twins(nn.Module):
 
         `"sample"`: all copies independently from N(mean, sigma^2), as in the paper. `"mean"`: all at the mean.
         `"centered"`: as `"sample"`, given that the mean stays where it is: the distance is kept on average and the
-        mean does not walk. Sigma stays as it is until the next `update()`.
+        mean does not walk. Sigma stays as it is until the next `update()`. An entry in which all copies agree after
+        training has had no gradient, as in the padding row of an embedding, and stays as it is.
         """
         self._refuse_inside("reset()")
         require_mode(mode)
-        fill_, sigma = normals(self._next_seed("resets"), generator), self.partition.expand(self._weights()[0])
-        for i, copies in self._each_piece():
-            center = mean(copies)
+        require_types(Twins.reset, locals())
+        self._require_finite()
+        fill_, sigmas = normals(self._next_seed("resets"), generator), self.partition.expand_pieces(self._weights()[0])
+        trained = self._counts["updates"] > self._counts["together"]
+        for sigma, (_, copies) in zip(sigmas, self._each_piece(), strict=True):
+            center, moved = mean(copies), apart(copies) if trained else 1
             noise = center.new_zeros(len(copies), *copies[0].shape)
             if mode != "mean":
                 fill_copies_by_piece_(noise, fill_)
             if mode == "centered":
                 noise -= noise.mean(0)
             for w, e in zip(copies, noise, strict=True):
-                local(w).copy_(e[window(w)].mul_(sigma[i]).add_(center))  # line 13: mean + sigma * e
+                local(w).copy_(e[window(w)].mul_(sigma).mul_(moved).add_(center))  # line 13: mean + sigma * e
+        if mode == "mean":
+            self._counts["together"] = self._counts["updates"]
 
     def estimate(self, model: nn.Module | None = None, *, scale: float = 1.0) -> Estimate:
         """What you keep and ship: the mean of the copies and sigma, times `scale`: `bootstrap.scale` where the copies
         divide the samples. The copies go on as they are. Of sharded twins each rank gets all of it, in a copy of
         `model`, any instance of the class that was trained."""
+        require_types(Twins.estimate, locals())
         self._refuse_inside("estimate()")
+        self._require_finite()
         reshard(self)
         return Estimate.of(list(self.copies), self.partition.scaled(scale), model)
 
@@ -211,11 +228,14 @@ class Twins(nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Go on from a state of twins: weights, sigma, and the noise to come."""
-        if "_extra_state" not in state_dict:
+        if not isinstance(state_dict, Mapping) or "_extra_state" not in state_dict:
             raise ValueError(
                 "this is no state of twins: to start from a model's weights, load them into it before Twins(model)."
             )
-        return super().load_state_dict(state_dict, strict, assign)
+        try:
+            return super().load_state_dict(state_dict, strict, assign)
+        except RuntimeError as error:
+            raise ValueError(f"the state does not fit these twins: {one_line(error)}.") from None
 
     def _describe(self) -> dict[str, Any]:
         return {"replicas": len(self), "stacked": self.stacked, **self.partition.describe()}

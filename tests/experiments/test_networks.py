@@ -156,7 +156,7 @@ def test_twins_of_a_network_take_a_step_in_every_weight(model: nn.Module, shape:
         twins.update()
     assert "classifier" in twins.sigma
     assert all(sigma > 0 for sigma in twins.sigma.values())
-    assert twins.estimate().predict(x[0], samples=2).mean.shape == (8, 10)
+    assert twins.estimate().predict(x[0], samples=2, task="classification").mean.shape == (8, 10)
 
 
 def test_the_groups_of_a_weight_normed_vgg16_are_its_sixteen_layers() -> None:

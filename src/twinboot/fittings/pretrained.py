@@ -2,41 +2,104 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from .. import files
 from ..estimate import Estimate
+from ..groups import fixed_entries
+from ..options import one_of
 from ..partition import Partition
-from ..prediction import Prediction, Task
-from ..replicate import Places, overwrite_
+from ..prediction import TASKS, Prediction, Task
+from ..replicate import Places, overwrite_, replicate
 
 SIGMA = "sigma.safetensors"
+SEVERAL = "multi_label_classification"
+USUAL = {"temperature": 1.0, "scale": 1.0, "dropout": False, "task": None}  # how an estimate predicts, unless it is set
 
 
 def load(folder: str | os.PathLike[str], model: nn.Module) -> Estimate:
     """The estimate that `TwinTrainer.save_model(folder)` wrote: sigma, around the model that you loaded from there.
 
+    Its temperature, scale, dropout and task are those that `TwinTrainer.estimate()` had.
+
     `model` is what `from_pretrained(folder)` of the class that was trained, or of `peft.PeftModel`, gives; it is used
     as it is, without a copy.
     """
+    if not isinstance(folder, (str, os.PathLike)):
+        raise TypeError(f"folder must be the path that save_model wrote to, not {folder!r}.")
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model must be a torch.nn.Module, such as from_pretrained(folder) gives, not {type(model).__name__}."
+        )
+    if not Path(folder).is_dir():
+        raise FileNotFoundError(f"there is no folder {os.fspath(folder)!r}: give the one that save_model wrote to.")
     partition, calibration = read_sigma(folder, model)
-    estimate = Estimate(model, partition)
-    estimate.temperature, estimate.scale = calibration["temperature"], calibration["scale"]
-    return with_task(estimate, model)
+    return _with_settings(Estimate(model, partition), _settings(model, calibration))
 
 
-def write_sigma(folder: str | os.PathLike[str], partition: Partition) -> None:
-    calibration = {"temperature": 1.0, "scale": 1.0}
-    files.write(Path(folder) / SIGMA, {}, partition.describe(), partition.labels(), partition.sigma, calibration)
+class Known:
+    """Sigma of what a model holds, and the estimate of both, which keeps what is set in it."""
+
+    def __init__(self, model: nn.Module, partition: Partition, calibration: Mapping[str, Any] = USUAL) -> None:
+        self.model, self.partition = model, partition
+        self._begins = _settings(model, calibration)
+        self._estimate: Estimate | None = None  # made when first asked for: it has trained weights of its own
+
+    def estimate(self) -> Estimate:
+        if self._estimate is None:
+            [module] = replicate(self.model, own=self.partition.parameter_shapes)
+            self._estimate = _with_settings(Estimate(module, copy.deepcopy(self.partition)), self._begins)
+        return self._estimate
+
+    def predict(
+        self,
+        batches: Sequence[Any],
+        prepare: Callable[[Any], Any],
+        samples: int,
+        task: Task | None,
+        scale: float | None,
+        seed: int,
+    ) -> Prediction:
+        """What the model itself predicts for batches, with draws of its weights and as the estimate would; arguments as
+        in `Estimate.predict`."""
+        task = task or self.settings["task"] or _unknown_task(self.model)
+        logits = Logits(self.model, batches, prepare, task)
+        estimate = _with_settings(Estimate(logits, _renamed(self.partition, "model.")), self.settings)
+        numbers = torch.arange(len(batches))
+        return estimate.predict(numbers, samples, task, batch_size=1, scale=scale, seed=seed, vectorize=False)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write sigma, and how the estimate predicts, beside the model's own files."""
+        path, known = Path(folder) / SIGMA, self.partition
+        files.write(path, {}, known.describe(), known.labels(), known.sigma, self.settings)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """How the estimate predicts, whether or not it has been asked for."""
+        return self._begins if self._estimate is None else {name: getattr(self._estimate, name) for name in USUAL}
 
 
-def read_sigma(folder: str | os.PathLike[str], model: nn.Module) -> tuple[Partition, dict[str, float]]:
+def _settings(model: nn.Module, calibration: Mapping[str, Any]) -> dict[str, Any]:
+    """How an estimate of the model begins to predict: as was saved, and what its config says."""
+    saved = {name: calibration.get(name, usual) for name, usual in USUAL.items()}
+    return {**saved, "task": saved["task"] or task_of(model)}
+
+
+def _with_settings(estimate: Estimate, settings: Mapping[str, Any]) -> Estimate:
+    for name, value in settings.items():
+        setattr(estimate, name, value)
+    return estimate
+
+
+def read_sigma(folder: str | os.PathLike[str], model: nn.Module) -> tuple[Partition, dict[str, Any]]:
     path = Path(folder) / SIGMA
     _, description, labels, sigma, calibration = files.read(path)
     here = {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
@@ -46,7 +109,7 @@ def read_sigma(folder: str | os.PathLike[str], model: nn.Module) -> tuple[Partit
             raise ValueError(
                 f"{str(path)!r} is of another model: {name!r} has shape {tuple(shape)} there, {found} here."
             )
-    partition = Partition.restore(description, labels, sigma)
+    partition = Partition.restore(description, labels, sigma, fixed_entries(model))
     return partition.to(next(model.parameters()).device), calibration
 
 
@@ -67,15 +130,22 @@ class Logits(nn.Module):
 
     def __init__(self, model: nn.Module, batches: Sequence[Any], prepare: Callable[[Any], Any], task: Task) -> None:
         super().__init__()
-        self.model, self.batches, self.prepare, self.task = model, batches, prepare, task
+        self.model, self.task = model, task
         self.shape: tuple[int, ...] | None = None
 
+        def fetched(number: int) -> Any:
+            """A batch in tensors of its own: a model may write into its inputs, and the next draw needs them again."""
+            return tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, prepare(batches[number]))
+
+        self.fetched = fetched  # a function, since a copy of this module is to have the same batches, not copies
+
     def forward(self, number: Tensor) -> Tensor:
-        batch = self.prepare(self.batches[int(number)])
+        batch = self.fetched(int(number))
         try:
             output = self.model(**batch)
         except ValueError as error:  # T5's; BART makes them of input_ids
-            if getattr(self.model.config, "is_encoder_decoder", False) and "decoder_input_ids" not in batch:
+            config = getattr(self.model, "config", None)
+            if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" not in batch:
                 raise ValueError("labels are not looked at, so that rows to predict need decoder_input_ids.") from error
             raise
         logits = getattr(output, "logits", None)
@@ -89,35 +159,19 @@ class Logits(nn.Module):
         return logits
 
 
-def predicted(
-    model: nn.Module,
-    partition: Partition,
-    batches: Sequence[Any],
-    prepare: Callable[[Any], Any],
-    samples: int,
-    task: Task,
-    scale: float | None,
-    seed: int,
-) -> Prediction:
-    """What a model predicts for batches, with draws of its weights; arguments as in `Estimate.predict`."""
-    estimate = Estimate(Logits(model, batches, prepare, task), _renamed(partition, "model."))
-    numbers = torch.arange(len(batches))
-    return estimate.predict(numbers, samples, task, batch_size=1, scale=scale, seed=seed, vectorize=False)
-
-
-def task_of(model: Any) -> Task:
+def task_of(model: Any) -> Task | None:
+    """What a model predicts, by its config; None where that does not tell, or tells of several labels at once."""
     config = getattr(model, "config", None)
-    kind = getattr(config, "problem_type", None)
-    if kind == "multi_label_classification":
+    kind, labels = getattr(config, "problem_type", None), getattr(config, "num_labels", None)
+    if kind == SEVERAL or (kind is None and labels is None):
+        return None
+    return "regression" if kind == "regression" or labels == 1 else "classification"
+
+
+def _unknown_task(model: Any) -> Task:
+    if getattr(getattr(model, "config", None), "problem_type", None) == SEVERAL:
         raise ValueError("predict knows no several labels at once: use estimate() and the logits of its draws.")
-    return "regression" if kind == "regression" or getattr(config, "num_labels", 2) == 1 else "classification"
-
-
-def with_task(estimate: Estimate, model: Any) -> Estimate:
-    """The estimate, which predicts what the model's config says; several labels at once it predicts in no way."""
-    if getattr(getattr(model, "config", None), "problem_type", None) != "multi_label_classification":
-        estimate.task = task_of(model)
-    return estimate
+    raise ValueError(f"the model has no config that tells what it predicts: give task={one_of(TASKS)}.")
 
 
 def _renamed(partition: Partition, prefix: str) -> Partition:
@@ -125,4 +179,6 @@ def _renamed(partition: Partition, prefix: str) -> Partition:
     described = partition.describe()
     parameters = {prefix + name: shape for name, shape in described["parameters"].items()}
     labels = {prefix + name: t for name, t in partition.labels().items()}
-    return Partition.restore({**described, "parameters": parameters}, labels, partition.sigma)
+    fixed = {prefix + name: mask for name, mask in partition.fixed().items()}
+    described |= {"parameters": parameters, "fixed": {prefix + name: n for name, n in described["fixed"].items()}}
+    return Partition.restore(described, labels, partition.sigma, fixed)
