@@ -257,7 +257,9 @@ def _with_weight(batch: Any, weight: Tensor) -> Any:
 
 
 def require_map_style(dataset: Any) -> None:
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+    scalar = isinstance(dataset, Tensor) and dataset.ndim == 0  # which has both methods, and can do neither
+    methods = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    if isinstance(dataset, IterableDataset) or scalar or not methods:
         raise TypeError(
             "the dataset must be map-style, with len() and indexing: a bootstrap needs to reach each sample."
         )

@@ -105,7 +105,7 @@ class Prediction:
                     "number, or one for each value."
                 )
             noise = noise.to(self.std)
-        return self.std**2 + noise**2
+        return self.std**2 + noise * noise  # of a large float the power is an error, and the product infinite
 
     def nll(self, target: Tensor, noise: float | Tensor | None = None) -> Tensor:
         """Negative log-likelihood of each target: of labels under `probs`, of values under N(mean, std^2 + noise^2),

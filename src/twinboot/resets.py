@@ -184,7 +184,7 @@ def _require_schedule(given: Schedule, argument: str = "reset") -> None:
 
 
 def _positive(schedule: str, argument: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**62:
         raise ValueError(f"{schedule}() needs {argument} to be a whole number of at least 1, not {shown(value)}.")
 
 

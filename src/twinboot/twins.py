@@ -20,6 +20,7 @@ With B copies instead of two, line 10 is the sample variance, sum_b ||w_b - mean
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self, SupportsIndex
@@ -116,9 +117,10 @@ class Twins(nn.Module):
         return iter(self.copies)
 
     def __getitem__(self, index: int) -> nn.Module:
-        if isinstance(index, bool) or not isinstance(index, int) or not -len(self) <= index < len(self):
-            raise IndexError(f"the twins have the numbers 0 to {len(self) - 1}, not {shown(index)}.")
-        return self.copies[index]
+        try:
+            return self.copies[operator.index(index)]
+        except (TypeError, IndexError):
+            raise IndexError(f"the twins have the numbers 0 to {len(self) - 1}, not {shown(index)}.") from None
 
     def forward(self, *inputs: Any) -> tuple[Any, ...]:
         """Each copy on its own input: a tensor, a tuple or list of arguments, or a mapping of keyword arguments."""
@@ -222,9 +224,11 @@ class Twins(nn.Module):
 
     def set_extra_state(self, state: Any) -> None:
         saved = unpack(state)
+        if "twins" not in saved:
+            raise ValueError("the checkpoint is damaged: its state of twins does not say of which.")
         require_same(saved["twins"], self._describe(), "build Twins with the model and options of then")
         self._seed = int(saved["seed"])
-        self._counts = {name: int(saved[name]) for name in self._counts}
+        self._counts = {name: int(saved.get(name, 0)) for name in self._counts}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Go on from a state of twins: weights, sigma, and the noise to come."""
