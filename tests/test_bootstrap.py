@@ -212,6 +212,26 @@ def test_sigma_of_a_split_times_its_scale_is_the_deviation_of_the_mean(replicas:
     standard_error_test(np.array(found), 1.0, math.sqrt(2 / (replicas - 1)))
 
 
+@pytest.mark.parametrize("replicas", [2, 3])
+@pytest.mark.parametrize("cover", [False, True])
+def test_the_mean_of_split_twins_varies_as_scale_times_sigma_says(replicas: int, cover: bool) -> None:
+    """Data with variance 1, drawn anew with each split: the variance of the mean of the twins is one over the data that
+    are seen, and so is the mean of (scale * sigma)^2. Mean and sigma^2 are independent, with 1 and replicas - 1 degrees
+    of freedom."""
+    n, squares, told, seen = 200, [], [], []
+    for seed in range(4000):
+        bootstrap = Bootstrap(n, replicas, seed, "split", cover=cover)
+        data = torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        means = (bootstrap.counts * data).sum(1) / bootstrap.counts.sum(1)
+        squares.append(means.mean().item() ** 2)
+        told.append(bootstrap.scale**2 * means.var().item())
+        seen.append(len(bootstrap.seen))
+    standard_error_test(np.multiply(seen, squares), 1.0, math.sqrt(2))
+    standard_error_test(np.multiply(seen, np.subtract(squares, told)), 0.0, math.sqrt(2 + 2 / (replicas - 1)))
+    of_all = 1.0 if cover else 1 / (1 - math.exp(-replicas))  # times the variance of an estimate from all data
+    standard_error_test(n * np.array(squares), of_all, math.sqrt(2) * of_all)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_sigma_of_a_bootstrap_is_that_of_the_mean_as_it_is(kind: Any) -> None:
     assert Bootstrap(50, kind=kind).scale == 1
@@ -254,11 +274,52 @@ def test_no_global_generator_is_read_or_moved() -> None:
         ({"n": 4, "block": 2, "cover": True}, ValueError, "cover cannot be combined with block"),
         ({"n": 4, "strata": [0, 0, 1, 1], "cover": True}, ValueError, "cover cannot be combined with block or strata"),
         ({"n": 4, "block": 2, "strata": [0, 0, 1, 1]}, ValueError, "block cannot be combined with strata or clusters"),
+        ({"n": 10**15}, ValueError, "counts of 2 twins for 1000000000000000 samples do not fit into memory"),
+        ({"n": 10**5000}, ValueError, "twins for a very large int samples do not fit into memory"),
+        ({"n": 9, "replicas": 10**15}, ValueError, "counts of 1000000000000000 twins for 9 samples do not fit"),
+        ({"n": 10**15, "kind": "split"}, ValueError, "do not fit into memory"),
+        ({"n": 9, "seed": 10**5000}, ValueError, "seed must be an integer of at most 1024 bits, not one of 16610"),
+        ({"n": 9, "seed": None}, TypeError, "seed must be an integer, not None"),
+        ({"n": 9, "kind": np.zeros(0)}, ValueError, "unknown kind array"),
+        ({"n": 9, "cover": 2.5}, TypeError, "cover must be True or False, not 2.5"),
+        ({"n": 9, "cover": None}, TypeError, "cover must be True or False, not None"),
+        ({"n": 9, "strata": "abcabcabc"}, ValueError, r"strata must hold one label per sample, .* shape \(\)"),
+        ({"n": 4, "clusters": torch.zeros(4, device="meta")}, ValueError, "clusters must be labels that can be sorted"),
     ],
 )
 def test_bad_input_gets_a_sentence(arguments: dict[str, Any], error: type[Exception], sentence: str) -> None:
     with pytest.raises(error, match=sentence):
         Bootstrap(**arguments)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [math.nan, 0.0, 1.0, 1.0],
+        torch.tensor([math.nan, 0.0, 1.0, 1.0]),
+        ["a", "b", None, "b"],
+        ["a", "b", math.nan, "b"],  # numpy alone would make this the string "nan"
+        np.array(["2020-01-01", "NaT", "2020-01-02", "NaT"], "datetime64[D]"),
+        np.ma.masked_array([0, 1, 0, 1], [True, False, False, False]),
+        [0, "0", 1, 1],
+        [[0, 1], 0, 1, 1],
+        [object() for _ in range(4)],
+    ],
+)
+@pytest.mark.parametrize("argument", ["strata", "clusters"])
+def test_labels_that_are_missing_or_cannot_be_compared_are_refused(argument: str, labels: Any) -> None:
+    with pytest.raises(ValueError, match=f"{argument} must be labels that can be sorted, .*, with none missing"):
+        Bootstrap(4, **{argument: labels})
+
+
+@pytest.mark.parametrize("replica", [2, -3, 1.0, True, None, [0], slice(0, 1), torch.zeros(2, dtype=torch.bool)])
+def test_a_twin_that_is_not_there_is_refused(replica: Any) -> None:
+    bootstrap = Bootstrap(9)
+    for asked in (bootstrap.indices, bootstrap.out_of_bag):
+        with pytest.raises(ValueError, match="replica must be the number of a twin, 0 to 1, not "):
+            asked(replica)
+    assert torch.equal(bootstrap.indices(-1), bootstrap.indices(1))
+    assert torch.equal(bootstrap.indices(torch.tensor(1)), bootstrap.indices(1))
 
 
 def test_bayesian_weights_have_no_indices() -> None:

@@ -1,6 +1,7 @@
 """Conformal quantiles, against the probability that ranks give them."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +32,44 @@ def test_equal_weights_change_nothing_and_a_heavy_row_counts_more() -> None:
     assert quantile(np.arange(20.0), 0.5, np.where(np.arange(20) == 15, 30.0, 1.0)) == 15.0
 
 
-@pytest.mark.parametrize("level", [0, 1, 90, -0.1])
-def test_a_level_is_a_share(level: float) -> None:
+@pytest.mark.parametrize("factor", [1e308, 1e-320])
+def test_only_ratios_of_weights_matter(factor: float) -> None:
+    scores, weight = np.random.default_rng(1).exponential(size=25), np.where(np.arange(25) < 5, 1.0, 0.5)
+    for level in (0.1, 0.5, 0.9):
+        assert quantile(scores, level, factor * weight) == quantile(scores, level, weight)
+
+
+@pytest.mark.parametrize("level", [0, 1, 90, -0.1, math.nan, True, "0.9", None, [0.9], np.array([0.9]), 0.9j])
+def test_a_level_is_a_share(level: Any) -> None:
     with pytest.raises(ValueError, match="level must lie between 0 and 1"):
         quantile(np.arange(5.0), level)
+
+
+def test_a_list_is_as_good_as_an_array() -> None:
+    assert quantile([float(score) for score in range(9)], 0.9, [1] * 9) == 8.0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [np.array([1.0, math.nan]), np.zeros((2, 2)), np.array([1j, 2]), ["a", "b"], [[1.0], 2.0], [None], None, 3.0],
+)
+def test_scores_that_have_no_order_are_refused(scores: Any) -> None:
+    with pytest.raises(ValueError, match="scores must be a row of real numbers, without NaN"):
+        quantile(scores, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("weight", "said"),
+    [
+        (np.ones(4), "a finite weight of at least 0 for each of the 5 scores"),
+        (np.zeros(5), "and one above 0"),
+        (np.array([1.0, 1, 1, 1, -1]), "a finite weight of at least 0"),
+        (np.array([1.0, 1, 1, 1, math.inf]), "a finite weight of at least 0"),
+        (np.array([1.0, 1, 1, 1, math.nan]), "weight must be a row of real numbers"),
+        (np.array(["a"] * 5), "weight must be a row of real numbers"),
+        (np.empty(0), "for each of the 5 scores"),
+    ],
+)
+def test_weights_that_weigh_nothing_are_refused(weight: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        quantile(np.arange(5.0), 0.5, weight)

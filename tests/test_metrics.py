@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -75,15 +76,69 @@ def test_a_reliability_diagram_adds_up_to_the_calibration_error() -> None:
     assert found.confidence.isnan().equal(found.share == 0)
 
 
+HALVES, ZEROS = torch.full((5, 2), 0.5), torch.zeros(5).long()
+OF_LABELS = [metrics.scores, metrics.nll, metrics.brier, metrics.ece, metrics.adaptive_ece, metrics.reliability]
+
+
 @pytest.mark.parametrize(
     ("probs", "labels", "said"),
     [
-        (torch.randn(5, 3), torch.zeros(5).long(), "give no logits"),
-        (torch.full((5, 2), 0.5), torch.zeros(4).long(), r"not \(5, 2\) and \(4,\)"),
-        (torch.full((5, 2), 0.5), torch.full((5,), 2), "between 0 and 1"),
+        (torch.randn(5, 3, generator=torch.Generator().manual_seed(0)), ZEROS, "give no logits"),
+        (HALVES, torch.zeros(4).long(), r"not \(5, 2\) and \(4,\)"),
+        (HALVES, torch.full((5,), 2), "label 2 is out of range"),
+        (HALVES, torch.full((5,), 0.5), "labels must be integers, not torch.float32"),
+        (HALVES, torch.zeros(5), "labels must be integers, not torch.float32"),
+        (HALVES, torch.full((5,), 1j), "labels must be integers, not torch.complex64"),
+        (HALVES, [0] * 5, "labels must be a tensor, not list"),
+        (HALVES.numpy(), ZEROS, "probs must be a tensor, not ndarray"),
+        (HALVES.to_sparse(), ZEROS, "probs must be a dense tensor with values"),
+        (HALVES, ZEROS.to("meta"), "labels must be a dense tensor with values"),
+        (HALVES + 0j, ZEROS, "probabilities must be real and finite"),
+        (HALVES.where(torch.arange(2) > 0, math.nan), ZEROS, "probabilities must be real and finite: there are NaN"),
+        (torch.ones(5, 1), ZEROS, "at least two classes, not of 1"),
         (torch.zeros(0, 2), torch.zeros(0).long(), r"\(0, 2\)"),
+        (torch.tensor(0.5), torch.tensor(0), r"\(\) and \(\)"),
     ],
 )
-def test_what_is_no_prediction_is_refused_in_a_sentence(probs: Tensor, labels: Tensor, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        metrics.scores(probs, labels)
+@pytest.mark.parametrize("metric", OF_LABELS)
+def test_what_is_no_prediction_is_refused_in_a_sentence(metric: Any, probs: Any, labels: Any, said: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=said):
+        metric(probs, labels)
+
+
+@pytest.mark.parametrize("bins", [0, -1, 2.5, None, "15", True, 10**12])
+@pytest.mark.parametrize("metric", [metrics.scores, metrics.ece, metrics.adaptive_ece, metrics.reliability])
+def test_bins_are_a_whole_number(metric: Any, bins: Any) -> None:
+    with pytest.raises(ValueError, match="bins must be"):
+        metric(HALVES, ZEROS, bins)
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.uint8, torch.int8, torch.int32])
+def test_labels_may_be_of_any_integer_type(kind: torch.dtype) -> None:
+    probs, labels = torch.tensor([[0.8, 0.2], [0.4, 0.6], [0.7, 0.3]]), torch.tensor([0, 1, 1])
+    assert metrics.scores(probs, labels.to(kind)) == metrics.scores(probs, labels)
+
+
+@pytest.mark.parametrize(
+    ("doubt", "positive", "said"),
+    [
+        (torch.tensor([0.1, math.nan]), torch.tensor([True, False]), "doubt must be real numbers: NaN"),
+        (torch.tensor([0.1, math.nan]), torch.tensor([True, True]), "doubt must be real numbers: NaN"),
+        (torch.tensor([0.1, 1j]), torch.tensor([True, False]), "doubt must be real numbers"),
+        (torch.tensor([0.1, 0.2]), torch.tensor([1, 0]), "positive must be booleans, .* not torch.int64"),
+        (torch.tensor([0.1, 0.2]), torch.tensor([0.5, 0.0]), "positive must be booleans, .* not torch.float32"),
+        (torch.tensor([0.1, 0.2]), torch.tensor([True]), r"not \(2,\) and \(1,\)"),
+        (torch.empty(0), torch.empty(0, dtype=torch.bool), r"and some, not \(0,\) and \(0,\)"),
+        (torch.tensor([0.1, 0.2]).to("meta"), torch.tensor([True, False]), "doubt must be a dense tensor with values"),
+        ([0.1, 0.2], torch.tensor([True, False]), "doubt must be a tensor, not list"),
+        (torch.tensor([0.1, 0.2]), [True, False], "positive must be a tensor, not list"),
+    ],
+)
+def test_doubt_that_ranks_nothing_is_refused_in_a_sentence(doubt: Any, positive: Any, said: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=said):
+        metrics.auroc(doubt, positive)
+
+
+def test_infinite_doubt_has_a_rank() -> None:
+    doubt = torch.tensor([math.inf, 0.0, -math.inf, 1.0])
+    assert metrics.auroc(doubt, torch.tensor([True, False, False, True])) == 1.0

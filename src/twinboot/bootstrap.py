@@ -6,13 +6,16 @@ altogether, e^-1 of them each: those `unseen` samples are an honest validation s
 Twins can also divide the data between them (`kind="split"`): then an epoch of all of them reads each sample once, as
 one of a single model does. Of bootstrap samples sigma^2 is the variance that the n data leave to an estimate from all
 of them, and the mean of B twins has 1 + 1 / B times that. Twins that divide the data learn from independent parts of
-them, so that their mean has the variance sigma^2 / B: what survey statistics calls random groups. `Bootstrap.scale` is
-the factor on sigma that each kind needs. In return each twin sees 1 / B of the data, and shares the bias of so few.
+them, so that their mean has the variance sigma^2 / B: what survey statistics calls random groups. Their mean is an
+estimate from the seen samples, a share 1 - e^-B of the data, and its variance is 1 / (1 - e^-B) of that of an estimate
+from all data: 1.16 for two twins, and 1 with `cover=True`. `Bootstrap.scale` is the factor on sigma that each kind
+needs. In return each twin sees at most 1 / B of the data, and shares the bias of so few.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any, Literal, SupportsIndex, get_args
 
@@ -22,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from . import seeds
-from .options import require_one_of, require_whole
+from .options import require_one_of, require_whole, shown
 
 Kind = Literal["multinomial", "poisson", "bayesian", "split"]
 KINDS = get_args(Kind)
@@ -72,33 +75,35 @@ class Bootstrap:
         hint = "; the kind goes by name: kind='poisson'" if isinstance(replicas, str) else ""
         require_whole("replicas", replicas, 2, hint)
         require_one_of(KINDS, "kind", kind)
-        self.replicas, self.seed, self.kind, self.cover = replicas, seeds.checked(seed), kind, cover
+        if not isinstance(cover, (bool, np.bool_)):
+            raise TypeError(f"cover must be True or False, not {shown(cover)}.")
+        self.replicas, self.seed, self.kind, self.cover = replicas, seeds.checked(seed), kind, bool(cover)
         stratum = _codes("strata", strata, self.n)
         cluster = _codes("clusters", clusters, self.n)
         if strata is not None and kind == "poisson":
             raise ValueError('kind="poisson" draws each count on its own, which cannot keep the shares of strata.')
         if block is not None:
             _check_block(block, self.n, strata, clusters)
+        counts = _room(replicas, self.n, kind)
+        self.counts = torch.from_numpy(counts)
         if kind == "split":
             if block is not None:
                 raise ValueError('kind="split" has no blocks: give clusters, a label for each run of samples.')
             if strata is not None:
                 raise ValueError('kind="split" has no strata: what of them does not divide would set the twins apart.')
-            self.counts = torch.from_numpy(_split(self.seed, replicas, cluster, self.n, cover))
+            counts[:] = _split(self.seed, replicas, cluster, self.n, self.cover)
             self._require_samples()
             return
         if cover and (block is not None or strata is not None):
             raise ValueError("cover cannot be combined with block or strata: what is given away would not keep them.")
-        drawn = []
         for r in range(replicas):
             rng = np.random.default_rng(seeds.derive(self.seed, "bootstrap", r))
             if block is not None:
-                drawn.append(_draw_blocks(rng, kind, self.n, block))
+                counts[r] = _draw_blocks(rng, kind, self.n, block)
             elif cluster is not None:
-                drawn.append(_draw(rng, kind, _strata_of_clusters(stratum, cluster))[cluster])
+                counts[r] = _draw(rng, kind, _strata_of_clusters(stratum, cluster))[cluster]
             else:
-                drawn.append(_draw(rng, kind, stratum if stratum is not None else np.zeros(self.n, np.int64)))
-        self.counts = torch.from_numpy(np.stack(drawn))
+                counts[r] = _draw(rng, kind, stratum if stratum is not None else np.zeros(self.n, np.int64))
         if cover:
             rng = np.random.default_rng(seeds.derive(self.seed, "cover"))
             unit = np.arange(self.n) if cluster is None else cluster
@@ -112,9 +117,13 @@ class Bootstrap:
 
     @property
     def scale(self) -> float:
-        """Times sigma, the spread of the twins, is the standard deviation that the data leave to an estimate from all
-        of them: 1 for bootstrap samples, and 1 / sqrt(replicas) for a split, each of whose twins has so much less of
-        them. For `Twins.estimate(scale=...)`; noise in training and resets are of the twins' own sigma."""
+        """The factor on sigma, the spread of the twins, that makes it a standard deviation of an estimate.
+
+        1 for bootstrap samples: sigma is what the data leave to an estimate from all of them. 1 / sqrt(replicas) for a
+        split: that is the standard deviation of the mean of the twins, an estimate from the seen samples alone. An
+        estimate from all data would have a smaller one, 0.93 of it with two twins; with `cover=True` both are the same.
+        For `Twins.estimate(scale=...)`; noise in training and resets are of the twins' own sigma.
+        """
         return 1 / math.sqrt(self.replicas) if self.kind == "split" else 1.0
 
     def indices(self, replica: int) -> Tensor:
@@ -123,11 +132,20 @@ class Bootstrap:
             raise ValueError(
                 'a bayesian bootstrap has weights, not draws: use counts (resample="counts" in PairedLoader).'
             )
-        return torch.repeat_interleave(self.counts[replica])
+        return torch.repeat_interleave(self._of(replica))
 
     def out_of_bag(self, replica: int) -> Tensor:
         """The samples that this twin does not see. After a reset they are no longer unknown to it: see `unseen`."""
-        return (self.counts[replica] == 0).nonzero().squeeze(1)
+        return (self._of(replica) == 0).nonzero().squeeze(1)
+
+    def _of(self, replica: int) -> Tensor:
+        try:
+            place = operator.index(replica)
+        except TypeError:
+            place = self.replicas
+        if isinstance(replica, bool) or not -self.replicas <= place < self.replicas:
+            raise ValueError(f"replica must be the number of a twin, 0 to {self.replicas - 1}, not {shown(replica)}.")
+        return self.counts[place]
 
     @property
     def seen(self) -> Tensor:
@@ -142,6 +160,16 @@ class Bootstrap:
     def __repr__(self) -> str:
         covered = ", cover=True" if self.cover else ""
         return f"Bootstrap(n={self.n}, replicas={self.replicas}, seed={self.seed}, kind={self.kind!r}{covered})"
+
+
+def _room(replicas: int, n: int, kind: str) -> NDArray[Any]:
+    """For the counts, before anything is drawn: of too many samples or twins drawing would not come to an end."""
+    try:
+        return np.empty((replicas, n), np.float64 if kind == "bayesian" else np.int64)
+    except (MemoryError, OverflowError, ValueError):
+        raise ValueError(
+            f"the counts of {shown(replicas)} twins for {shown(n)} samples do not fit into memory: give fewer of them."
+        ) from None
 
 
 def _draw(rng: np.random.Generator, kind: str, stratum: NDArray[np.int64]) -> NDArray[Any]:
@@ -214,26 +242,37 @@ def _strata_of_clusters(stratum: NDArray[np.int64] | None, cluster: NDArray[np.i
 def _codes(argument: str, values: Any, n: int) -> NDArray[np.int64] | None:
     if values is None:
         return None
-    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-    if array.shape != (n,):
-        raise ValueError(f"{argument} must hold one label per sample, {n} in all, not an array of shape {array.shape}.")
-    return np.asarray(np.unique(array, return_inverse=True)[1], np.int64)
+    try:
+        if isinstance(values, Tensor):
+            array = values.detach().cpu().numpy()
+        else:  # a list as it is: numpy would make strings of the numbers, and the NaN, in a list that has strings, too
+            array = np.asarray(values, None if hasattr(values, "dtype") else object)
+        shape = array.shape
+        if shape == (n,) and not np.ma.is_masked(values) and not (array != array).any():
+            return np.asarray(np.unique(array, return_inverse=True)[1], np.int64)
+    except (TypeError, ValueError, RuntimeError):  # what cannot be an array, or be sorted
+        shape = (n,)
+    if shape != (n,):
+        raise ValueError(f"{argument} must hold one label per sample, {n} in all, not an array of shape {shape}.")
+    raise ValueError(f"{argument} must be labels that can be sorted, such as numbers or strings, with none missing.")
 
 
 def _check_block(block: int, n: int, strata: object, clusters: object) -> None:
     if strata is not None or clusters is not None:
         raise ValueError("block cannot be combined with strata or clusters: a series has one order.")
     if isinstance(block, bool) or not isinstance(block, int) or not 1 <= block < n:
-        raise ValueError(f"block must be a whole number from 1 to less than the {n} samples, not {block!r}.")
+        raise ValueError(f"block must be a whole number from 1 to less than the {n} samples, not {shown(block)}.")
 
 
 def _checked_size(n: SupportsIndex) -> int:
     try:
         size = n.__index__()
     except (AttributeError, TypeError):
-        raise TypeError(f"n must be the number of samples, such as len(dataset), not {n!r}.") from None
+        raise TypeError(f"n must be the number of samples, such as len(dataset), not {shown(n)}.") from None
     if size == 0:
         raise ValueError("the dataset is empty: there is nothing to draw from.")
     if size < 2:
-        raise ValueError(f"n is {size}, but a bootstrap needs at least 2 samples: from fewer every draw is the same.")
+        raise ValueError(
+            f"n is {shown(size)}, but a bootstrap needs at least 2 samples: from fewer every draw is the same."
+        )
     return size

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .options import one_of
+from .options import one_of, require_tensor, shown
 from .prediction import TASKS, Task, checked_labels
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -23,13 +23,14 @@ def named(loss: Task | Loss) -> Loss:
         return _one_each({"classification": classification, "regression": regression, "gaussian": gaussian}[loss])
     except (KeyError, TypeError):
         raise ValueError(
-            f"unknown loss {loss!r}: use {one_of(TASKS)}, or a function of (output, target) that gives one value for "
-            "each sample."
+            f"unknown loss {shown(loss)}: use {one_of(TASKS)}, or a function of (output, target) that gives one value "
+            "for each sample."
         ) from None
 
 
 def classification(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross entropy; logits have the classes along dimension 1."""
+    _require_values(logits)
     if logits.ndim < 2:
         raise ValueError(f"classification needs logits [samples, classes], but the model gives {tuple(logits.shape)}.")
     values = F.cross_entropy(logits, checked_labels(labels, logits), reduction="none")
@@ -38,12 +39,14 @@ def classification(logits: Tensor, labels: Tensor) -> Tensor:
 
 def regression(values: Tensor, target: Tensor) -> Tensor:
     """Squared error, a mean over what else a sample has."""
+    _require_values(values)
     return (values - like(target, values)).square().reshape(len(values), -1).mean(1)
 
 
 def gaussian(heads: Tensor, target: Tensor) -> Tensor:
     """Negative log-likelihood of a normal distribution: the first half of the last dimension is its mean, the second
     the logarithm of its variance."""
+    _require_values(heads)
     if heads.ndim < 2 or heads.shape[-1] % 2:
         raise ValueError(
             f"gaussian needs a mean and a log-variance for each value, but the model gives {_shape(heads)}."
@@ -56,6 +59,9 @@ def gaussian(heads: Tensor, target: Tensor) -> Tensor:
 
 def like(target: Tensor, values: Tensor) -> Tensor:
     """Targets [n] also stand for [n, 1]. Nothing else is broadcast: [n] against [n, 1] would be a square."""
+    require_tensor("the target", target)
+    if target.is_complex():
+        raise TypeError("the target must be real numbers, not complex ones.")
     if (*target.shape, 1) == values.shape:
         target = target.unsqueeze(-1)
     if target.shape != values.shape:
@@ -63,8 +69,25 @@ def like(target: Tensor, values: Tensor) -> Tensor:
     return target.to(values.dtype)
 
 
+def _require_values(output: Tensor) -> None:
+    if not output.is_floating_point():
+        raise TypeError(f"the model must give real floating-point values, not {output.dtype}.")
+    if not output.ndim or not output.numel():
+        raise ValueError(
+            f"the model must give values for at least one sample, not an output of shape {_shape(output)}."
+        )
+
+
 def _shape(t: Tensor) -> tuple[int, ...]:
     return tuple(t.shape)
+
+
+def _samples(target: object) -> int:
+    if not isinstance(target, Sized) or (isinstance(target, Tensor) and not target.ndim):
+        raise TypeError(f"the target must be a tensor with one entry for each sample, not {shown(target)}.")
+    if not len(target):
+        raise ValueError("the batch is empty: there must be at least one sample.")
+    return len(target)
 
 
 def _one_each(loss: Loss) -> Loss:
@@ -73,13 +96,16 @@ def _one_each(loss: Loss) -> Loss:
             raise TypeError(f"the model must give a tensor, not {type(output).__name__}.")
         if output.dtype in (torch.float16, torch.bfloat16):  # as under autocast: squares would be coarse or infinite
             output = output.float()
+        samples = _samples(target)
         values = loss(output, target)
-        if not isinstance(values, Tensor) or values.shape != (len(target),):
+        if not isinstance(values, Tensor) or values.shape != (samples,):
             given = _shape(values) if isinstance(values, Tensor) else type(values).__name__
             raise ValueError(
-                f"the loss must give one value for each of {len(target)} samples, not {given}: those of PyTorch do so "
+                f"the loss must give one value for each of {samples} samples, not {given}: those of PyTorch do so "
                 'with reduction="none".'
             )
+        if not values.is_floating_point():
+            raise TypeError(f"the loss must give real floating-point values, not {values.dtype}.")
         return values
 
     return checked

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .extras import how_to_install
-from .prediction import entropy
+from .options import require_tensor, require_whole
+from .prediction import checked_labels, entropy
 
 try:
     from torchmetrics.functional import classification
@@ -24,6 +25,7 @@ except ImportError as error:
     raise ImportError(f"metrics need torchmetrics: {how_to_install('metrics')}") from error
 
 BINS = 15  # of confidence, as usual in the literature
+MOST_BINS = 10**6  # more would take memory to no purpose
 
 
 def scores(probs: Tensor, labels: Tensor, bins: int = BINS) -> dict[str, float]:
@@ -34,7 +36,7 @@ def scores(probs: Tensor, labels: Tensor, bins: int = BINS) -> dict[str, float]:
     >>> {name: round(value, 3) for name, value in found.items()}
     {'accuracy': 0.667, 'nll': 0.646, 'brier': 0.46, 'ece': 0.433, 'adaptive_ece': 0.433, 'auroc': 0.5}
     """
-    probs, labels = _checked(probs, labels)
+    probs, labels = _checked(probs, labels, bins)
     wrong = probs.argmax(1) != labels
     return {
         "accuracy": classification.multiclass_accuracy(probs, labels, probs.shape[1], average="micro").item(),
@@ -60,13 +62,13 @@ def brier(probs: Tensor, labels: Tensor) -> float:
 
 def ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
     """The expected calibration error: how far confidence is from accuracy, over bins of confidence of equal width."""
-    probs, labels = _checked(probs, labels)
+    probs, labels = _checked(probs, labels, bins)
     return classification.multiclass_calibration_error(probs, labels, probs.shape[1], n_bins=bins, norm="l1").item()
 
 
 def adaptive_ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
     """The same over bins of equally many samples, so that none is empty or decided by a few."""
-    probs, labels = _checked(probs, labels)
+    probs, labels = _checked(probs, labels, bins)
     confidence, predicted = probs.max(1)
     order = confidence.argsort(stable=True)
     excess = (confidence - (predicted == labels).double())[order]
@@ -75,6 +77,16 @@ def adaptive_ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
 
 def auroc(doubt: Tensor, positive: Tensor) -> float:
     """How often a positive has more doubt than a negative; a tie counts half. NaN where there is only one kind."""
+    require_tensor("doubt", doubt)
+    require_tensor("positive", positive)
+    if doubt.shape != positive.shape or not doubt.numel():
+        raise ValueError(
+            f"there must be as many doubts as booleans, and some, not {tuple(doubt.shape)} and {tuple(positive.shape)}."
+        )
+    if positive.dtype != torch.bool:
+        raise TypeError(f"positive must be booleans, such as predicted != labels, not {positive.dtype}.")
+    if doubt.is_complex() or bool(doubt.isnan().any()):
+        raise ValueError("doubt must be real numbers: NaN or complex ones have no order.")
     if positive.all() or not positive.any():
         return float("nan")
     # Ranks instead of the values: torchmetrics would take values outside [0, 1] for logits and round them by a sigmoid.
@@ -92,7 +104,7 @@ class Reliability(NamedTuple):
 
 def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
     """Bins of equal width; one without samples has NaN for confidence and accuracy."""
-    probs, labels = _checked(probs, labels)
+    probs, labels = _checked(probs, labels, bins)
     confidence, predicted = probs.max(1)
     place = (confidence * bins).long().clamp(max=bins - 1)
     count = torch.bincount(place, minlength=bins).double()
@@ -100,15 +112,23 @@ def reliability(probs: Tensor, labels: Tensor, bins: int = BINS) -> Reliability:
     return Reliability(count / len(labels), sums[0] / count, sums[1] / count)
 
 
-def _checked(probs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _checked(probs: Tensor, labels: Tensor, bins: int = BINS) -> tuple[Tensor, Tensor]:
+    require_tensor("probs", probs)
+    require_tensor("labels", labels)
+    require_whole("bins", bins, 1)
+    if bins > MOST_BINS:
+        raise ValueError(f"bins must be at most {MOST_BINS}.")
     if probs.ndim != 2 or labels.shape != probs.shape[:1] or not len(labels):
         raise ValueError(
             "there must be probabilities [samples, classes] and as many labels, not "
             f"{tuple(probs.shape)} and {tuple(labels.shape)}."
         )
-    probs = probs.double()
+    if probs.shape[1] < 2:
+        raise ValueError(f"there must be probabilities of at least two classes, not of {probs.shape[1]}.")
+    if probs.is_complex() or not bool(probs.isfinite().all()):
+        raise ValueError("probabilities must be real and finite: there are NaN, infinite or complex ones.")
+    probs = probs.detach().double()
     if not bool((probs >= 0).all()) or not torch.allclose(total := probs.sum(1), torch.ones_like(total), atol=1e-3):
         raise ValueError("probabilities must not be negative and must add up to 1 for each sample: give no logits.")
-    if bool(((labels < 0) | (labels >= probs.shape[1])).any()):
-        raise ValueError(f"labels must lie between 0 and {probs.shape[1] - 1}.")
-    return probs / total[:, None], labels.long()  # a hair above 1 would make torchmetrics take them for logits
+    # A hair above 1 would make torchmetrics take them for logits.
+    return probs / total[:, None], checked_labels(labels, probs)

@@ -93,7 +93,8 @@ class Prediction:
             noise = 0.0 if self.noise is None else self.noise
         elif not isinstance(noise, Tensor):
             require_number("noise", noise)
-        elif noise.is_complex() or not bool(((noise >= 0) & noise.isfinite()).all()):
+            noise = float(noise)
+        elif noise.is_meta or noise.is_sparse or noise.is_complex() or not bool(((noise >= 0) & noise.isfinite()).all()):
             raise ValueError("noise must be finite standard deviations of at least 0.")
         elif (*noise.shape, 1) == self.mean.shape:  # [n] stands for [n, 1], as targets do in `fit`
             noise = noise.unsqueeze(-1)
@@ -117,8 +118,8 @@ class Prediction:
             chosen = self.probs.gather(1, labels).squeeze(1)
             return -chosen.clamp(min=torch.finfo(chosen.dtype).tiny).log()
         require_tensor("the target", target)
-        if target.is_complex():
-            raise TypeError("the target must be real numbers, not complex ones.")
+        if target.is_complex() or target.dtype == torch.bool:
+            raise TypeError(f"the target must be real numbers, not {target.dtype}.")
         if target.shape != self.mean.shape:
             raise ValueError(f"the target has shape {tuple(target.shape)}, the prediction {tuple(self.mean.shape)}.")
         variance = self._variance(noise)

@@ -102,8 +102,43 @@ def test_rows_are_shared_out_without_overlap_however_few_they_are(n: int, set_as
         assert shares.bootstrap.counts.sum(1).tolist() == [n, n]
 
 
-def test_constant_columns_are_left_as_they_are() -> None:
-    values = np.c_[np.full(7, 0.1), np.arange(7.0)]
+@pytest.mark.parametrize("factor", [1e-300, 1e-165, 1e-20, 1e20, 1e153, 1e300])
+def test_moments_are_in_the_units_of_the_values(factor: float) -> None:
+    values, _, weight = table()
+    values[:, 2] = 7.0  # a constant
+    center, spread = moments(values, weight)
+    for found, expected in zip(moments(factor * values, weight), (center, spread), strict=True):
+        np.testing.assert_allclose(found[:2] / factor, expected[:2], rtol=1e-12)
+    exact = 2.0 ** round(math.log2(factor))
+    for found, expected in zip(moments(exact * values, weight), (center, spread), strict=True):
+        np.testing.assert_array_equal(found / exact, expected)
+
+
+def test_moments_of_ordinary_values_are_those_of_numpy_bit_for_bit() -> None:
+    values, _, weight = table()
+    center, spread = moments(values, weight)
+    np.testing.assert_array_equal(center, np.average(values, axis=0, weights=weight))
+    variance = np.average((values - center) ** 2, axis=0, weights=weight)
+    np.testing.assert_array_equal(spread, np.sqrt(variance))
+
+
+def test_values_of_very_different_size_have_moments() -> None:
+    center, spread = moments(np.array([[1e300, 5e-324], [1.0, 0.0]]), np.ones(2))
+    np.testing.assert_allclose(center[0], 5e299)
+    np.testing.assert_allclose(spread[0], 5e299)
+    assert spread[1] > 0
+
+
+@pytest.mark.parametrize("factor", [1e308 / 4, 1e-320])
+def test_extreme_weights_are_ratios_as_others_are(factor: float) -> None:
+    x, y, weight = table()
+    weight = np.where(weight > 1, 1.0, 0.5)
+    assert_same(ordered(x, y, factor * weight, 0), ordered(x, y, weight, 0))
+
+
+def test_the_spread_of_constant_columns_is_a_power_of_two_of_their_size() -> None:
+    values = np.c_[np.full(7, 0.1), np.arange(7.0), np.ones(7), np.zeros(7), np.full(7, -5e-200)]
     center, spread = moments(values, np.ones(7))
-    np.testing.assert_allclose(center, [0.1, 3])
-    np.testing.assert_allclose(spread, [1, 2])
+    np.testing.assert_allclose(center, [0.1, 3, 1, 0, -5e-200])
+    np.testing.assert_allclose(spread[:4], [1 / 16, 2, 1, 1])
+    assert 0.5 < spread[4] / 5e-200 <= 1

@@ -28,6 +28,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 from twinboot import Estimate
+from twinboot.fittings import estimator
 from twinboot.fittings.rows import Rows, Shares, ordered, shared
 from twinboot.integrations.sklearn import TwinBootClassifier, TwinBootRegressor
 
@@ -263,6 +264,139 @@ def test_a_network_of_ones_own_and_early_stopping() -> None:
     assert len(classifier(patience=None).fit(x, y).history_["epoch"]) == TINY["epochs"]
 
 
+class Odd(nn.Module):
+    """A linear network whose output is changed."""
+
+    def __init__(self, inputs: int, outputs: int, change: Any) -> None:
+        super().__init__()
+        self.linear, self.change = nn.Linear(inputs, outputs), change
+
+    def forward(self, x: Any) -> Any:
+        return self.change(self.linear(x))
+
+
+@pytest.mark.parametrize(
+    ("network", "said"),
+    [
+        (lambda i, o: nn.Linear(i, o + 1), r"an output of shape \(2, {0}\) for 2 rows, not \(2, {1}\)"),
+        (lambda i, o: Odd(i, o, lambda out: out[:, 0]), r"an output of shape \(2, {0}\) for 2 rows, not \(2,\)"),
+        (lambda i, o: Odd(i, o, lambda out: out[None]), r"an output of shape \(2, {0}\) for 2 rows, not \(1, 2, {0}\)"),
+        (lambda i, o: Odd(i, o, lambda out: (out,)), "the network must give a tensor, not tuple"),
+        (lambda i, o: Odd(i, o, lambda out: None), "the network must give a tensor, not NoneType"),
+        (lambda i, o: nn.Linear(i + 1, o), "the network does not run on 3 inputs in float32: mat1 and mat2"),
+        (lambda i, o: nn.Linear(i, o).double(), "the network does not run on 3 inputs in float32: mat1 and mat2"),
+        (lambda i, o: None, "network must make an nn.Module, not None"),
+        (lambda i, o: nn.Linear, "network must make an nn.Module, not <class"),
+        (nn.Linear(3, 1), "network must be a function that makes one"),
+        ("mlp", "network must be a function that makes one, .* not 'mlp'"),
+    ],
+)
+@pytest.mark.parametrize("make", [classifier, regressor])
+def test_what_is_no_network_for_the_table_is_refused_before_training(
+    make: Any, network: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimator, "fit", lambda *_, **__: pytest.fail("trained"))
+    x, y = values(30)
+    y, needed = (np.arange(30) % 3, 3) if make is classifier else (y, 1)
+    with pytest.raises((ValueError, TypeError), match=said.format(needed, needed + 1)):
+        make(network=network).fit(x, y)
+
+
+@pytest.mark.parametrize("make", [classifier, regressor])
+def test_the_check_of_a_network_changes_nothing_that_follows(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def network(inputs: int, outputs: int) -> nn.Module:
+        layers = [nn.Linear(inputs, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, outputs)]
+        made.append(nn.Sequential(*layers))
+        return made[-1]
+
+    x, y = values(200)
+    y = np.digitize(y, [0.0]) if make is classifier else y
+    state = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index, union-attr]  # noqa: NPY002
+    checked = outputs(make(network=network).fit(x, y), x)
+    assert torch.equal(state[0], torch.get_rng_state())
+    assert (state[1] == np.random.get_state()[1]).all()  # type: ignore[index]  # noqa: NPY002
+    assert made[0].training
+    assert made[0][1].num_batches_tracked == 0
+    monkeypatch.setattr(estimator, "_check_network", lambda *_: None)
+    np.testing.assert_array_equal(outputs(make(network=network).fit(x, y), x), checked)
+
+
+FACTORS = [1e-300, 1e-165, 1e-20, 1e20, 1e153, 1e300, 2.0**-990, 2.0**990]
+
+
+@pytest.fixture
+def table_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows as the table has them: their own order is by hashes, and those of other numbers are other ones."""
+    monkeypatch.setattr(estimator, "ordered", lambda x, y, weight, seed: Rows(x, y, weight))
+
+
+@pytest.mark.usefixtures("table_order")
+@pytest.mark.parametrize("weighted", [False, True])
+def test_predictions_are_in_the_units_of_the_targets(weighted: bool) -> None:
+    def found(factor: float) -> list[np.ndarray]:
+        model = regressor().fit(x, factor * y, sample_weight=weight)
+        return [*model.predict(x, return_std=True), *model.predict_interval(x, 0.5), np.array(model.noise_)]
+
+    x, y = values()
+    weight = np.random.default_rng(0).uniform(0.5, 1.5, len(y)) if weighted else None
+    expected = found(1.0)
+    for factor in FACTORS:
+        exact = math.frexp(factor)[0] == 0.5
+        for ours, theirs in zip(found(factor), expected, strict=True):  # of float32, which rounds, in training
+            np.testing.assert_allclose(ours / factor, theirs, rtol=0 if exact else 1e-4, atol=0 if exact else 1e-4)
+
+
+@pytest.mark.usefixtures("table_order")
+@pytest.mark.parametrize("make", [classifier, regressor])
+def test_predictions_do_not_depend_on_the_units_of_the_inputs(make: Any) -> None:
+    x, y = values(200)
+    y = np.digitize(y, [0.0]) if make is classifier else y
+    expected = outputs(make(learning_rate=0.01).fit(x, y), x)
+    for factor in FACTORS:
+        exact = math.frexp(factor)[0] == 0.5
+        units = np.array([1.0, factor, 1 / factor])
+        found = outputs(make(learning_rate=0.01).fit(units * x, y), units * x)
+        np.testing.assert_allclose(found, expected, rtol=0 if exact else 1e-4, atol=0 if exact else 1e-4)
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+def test_tiny_and_huge_tables_are_learned_as_others_are(factor: float) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 2))
+    y = x[:, 0] + 0.1 * rng.normal(size=300)
+    mean, std = regressor().fit(x / factor, factor * y).predict(x / factor, return_std=True)
+    assert np.corrcoef(mean / factor, y)[0, 1] > 0.95
+    assert 0.05 < np.median(std / factor) < 0.5
+    labels = classifier().fit(factor * x, y > 0).predict(factor * x)
+    assert (labels == (y > 0)).mean() > 0.9
+
+
+@pytest.mark.parametrize("value", [-5e-200, 3e300])
+def test_constant_targets_are_predicted_whatever_their_size(value: float) -> None:
+    x, _ = values()
+    mean, std = regressor(epochs=30).fit(x, np.full(len(x), value)).predict(x, return_std=True)
+    np.testing.assert_allclose(mean / value, 1, atol=0.2)
+    assert (std < 0.2 * abs(value)).all()
+
+
+def test_what_no_float_can_hold_is_refused() -> None:
+    x, y = values(30)
+    far = x.copy()
+    far[:2, 1] = -1.7e308, 1.7e308
+    with pytest.raises(ValueError, match="the range of a column of X is too large for float64"):
+        classifier().fit(far, y > 0)
+    with pytest.raises(ValueError, match="the range of y is too large for float64"):
+        regressor().fit(x, far[:, 1])
+    model = regressor().fit(1e-10 * x, 1e200 * y)
+    for row in ([[1.7e308, 0, 0]], [[1e200, 0, 0]]):
+        with pytest.raises(ValueError, match="so far from those that the twins saw"):
+            model.predict(row)
+    with pytest.raises(ValueError, match="so far from those that the twins saw"):
+        classifier().fit(1e-10 * x, y > 0).predict_proba([[1.7e308, 0, 0]])
+
+
 def test_by_default_training_stops_when_unseen_rows_are_predicted_worse() -> None:
     rng = np.random.default_rng(0)  # labels that nothing tells, so that all there is to learn is wrong
     model = TwinBootClassifier(random_state=0).fit(rng.normal(size=(200, 5)), rng.integers(2, size=200))
@@ -295,15 +429,55 @@ def test_mistakes_get_one_sentence() -> None:
         ({"hidden": "x"}, None, "hidden must be a sequence of widths, .* not 'x'"),
         ({"hidden": (50, None)}, None, "hidden must be a sequence of widths"),
         ({"samples": 1}, None, "samples must be 0"),
+        ({"hidden": (True,)}, None, "hidden must be a sequence of widths"),
+        ({"hidden": torch.tensor(3)}, None, "hidden must be a sequence of widths"),
+        ({"hidden": np.array(3)}, None, "hidden must be a sequence of widths"),
+        ({"hidden": (10**15,)}, None, "hidden=.* does not fit into memory"),
+        ({"samples": 2.5}, None, "samples must be 0, .* not 2.5"),
+        ({"samples": None}, None, "samples must be 0, .* not None"),
         ({"epochs": 0}, None, "epochs must be a whole number of at least 1, not 0"),
+        ({"epochs": "3"}, None, "epochs must be a whole number of at least 1, not '3'"),
+        ({"patience": 0.5}, None, "patience must be a whole number of at least 1, not 0.5"),
+        (
+            {"batch_size": "all"},
+            None,
+            "batch_size must be a whole number of at least 1, not 'all'; \"auto\" chooses one",
+        ),
+        ({"batch_size": np.zeros(2)}, None, "batch_size must be a whole number of at least 1"),
+        ({"learning_rate": None}, None, "learning_rate must be a number, not None"),
+        ({"learning_rate": 0}, None, "learning_rate must be a finite number above 0, not 0"),
+        ({"learning_rate": 10**400}, None, "learning_rate must be a"),
+        (
+            {"random_state": -1},
+            None,
+            r"random_state must be None, a whole number from 0 to 2\*\*32 - 1 or a .*, not -1",
+        ),
+        ({"random_state": "0"}, None, "random_state must be None, a whole number .* not '0'"),
+        ({"verbose": np.zeros(2)}, None, "verbose must be True or False"),
+        ({"groups": 3}, None, "groups"),
         ({"mode": "none"}, None, "mode"),
         ({}, -np.ones(30), "sample_weight must not be negative"),
         ({}, (np.arange(30) == 3), "sample_weight leaves 1 sample"),
+        ({}, np.where(np.arange(30) == 3, 1e-60, 1), "sample_weight has ratios that are too small for float32"),
     ]:
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises((ValueError, TypeError), match=said):
             regressor(**options).fit(x, y, sample_weight=weight)
     with pytest.raises(ValueError, match="level must lie between 0 and 1"):
         regressor().fit(x, y).predict_interval(x, 90)
+    with pytest.raises(ValueError, match=r"level must lie between 0 and 1, .*, not None"):
+        regressor().fit(x, y).predict_interval(x, None)
+    with pytest.raises(TypeError, match="return_std must be True or False, not array"):
+        regressor().fit(x, y).predict(x, np.zeros(0))
+    with pytest.raises(ValueError, match="y must be a real number for each row, not array"):
+        regressor().fit(x, np.array(["a", "b"] * 15))
+    with pytest.raises(ValueError, match="the classes in y have no order"):
+        classifier().fit(x, np.array(["a", 1] * 15, object))
+    for make in (classifier, regressor):
+        with pytest.raises(ValueError, match=r"^Complex data not supported: X and y must be real\.$"):
+            make().fit(x, np.round(y) + 1j)
+    for given in (list(y + 1j), torch.from_numpy(y) + 1j, np.array([1j] * 30, object)):
+        with pytest.raises(ValueError, match="y must be a real number for each row, not "):
+            regressor().fit(x, given)
     with pytest.raises(ValueError, match="at least two classes"):
         classifier().fit(x, np.zeros(30))
 

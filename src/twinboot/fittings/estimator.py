@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import chain, pairwise
 from numbers import Integral
 from typing import Any, Literal
@@ -21,13 +22,16 @@ from .. import losses
 from ..fit import fit
 from ..groups import Grouping
 from ..optimizers import adam
+from ..options import require_number, require_whole, shown
 from ..prediction import Prediction, Task
-from ..randomness import seeded
+from ..randomness import own_randomness, seeded
+from ..replicate import replicate
 from ..resets import Mode
 from ..seeds import derive
 from .rows import Rows, Shares, moments, ordered, shared
 
 Network = Callable[[int, int], nn.Module]
+TOO_FAR = "X has values so far from those that the twins saw that their prediction is no finite number."
 LARGE, BATCH, LARGE_BATCH = 2000, 32, 256  # rows of a large table, and of a step on tables that are small and large
 
 
@@ -95,21 +99,55 @@ class TwinBoot(BaseEstimator):  # type: ignore[misc]
 
     def _check(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
         """Inputs, targets and weights of the rows that count."""
+        self._check_parameters()
         numeric = self._task == "regression"
+        if any(getattr(getattr(given, "dtype", None), "kind", None) == "c" for given in (X, y)):
+            raise ValueError("Complex data not supported: X and y must be real.")
+        y = _real(y) if numeric and y is not None else y
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, y_numeric=numeric, ensure_min_samples=2)
         weight = _check_sample_weight(sample_weight, X, dtype=np.float64)
         if (weight < 0).any():
             raise ValueError("sample_weight must not be negative.")
-        if self.samples == 1 or self.samples < 0:
-            raise ValueError(f"samples must be 0, for the mean model, or at least 2, not {self.samples!r}.")
         counts = weight > 0
         if counts.sum() < 2:
             raise ValueError(f"sample_weight leaves {counts.sum()} sample(s), but two twins need at least 2.")
-        return _dense(X[counts]), y[counts], weight[counts]
+        X, y, weight = _dense(X[counts]), y[counts], weight[counts]
+        if weight.min() / weight.max() < np.finfo(np.float32).tiny:  # in which losses are computed
+            raise ValueError("sample_weight has ratios that are too small for float32: give 0 for the small weights.")
+        with np.errstate(over="ignore"):
+            ranges = {"a column of X": np.ptp(X, axis=0)} | ({"y": np.ptp(y)} if numeric else {})
+        for what, found in ranges.items():
+            if not np.isfinite(found).all():
+                raise ValueError(f"the range of {what} is too large for float64: use other units.")
+        return X, y, weight
+
+    def _check_parameters(self) -> None:
+        if self.network is not None and (isinstance(self.network, nn.Module) or not callable(self.network)):
+            raise TypeError(f"network must be a function that makes one, such as nn.Linear, not {shown(self.network)}.")
+        samples = _plain(self.samples)
+        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 0 or samples == 1:
+            raise ValueError(f"samples must be 0, for the mean model, or at least 2, not {shown(samples)}.")
+        require_whole("epochs", _plain(self.epochs), 1)
+        if self.patience is not None:
+            require_whole("patience", _plain(self.patience), 1)
+        if not isinstance(self.batch_size, str) or self.batch_size != "auto":
+            require_whole("batch_size", _plain(self.batch_size), 1, '; "auto" chooses one')
+        require_number("learning_rate", self.learning_rate, positive=True)
+        if not isinstance(self.verbose, (bool, np.bool_, Integral)):
+            raise TypeError(f"verbose must be True or False, not {shown(self.verbose)}.")
+
+    def _seed(self) -> int:
+        try:
+            return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        except (TypeError, ValueError):
+            raise ValueError(
+                "random_state must be None, a whole number from 0 to 2**32 - 1 or a RandomState, not "
+                f"{shown(self.random_state)}."
+            ) from None
 
     def _fit(self, x: Any, y: Any, weight: Any, outputs: int) -> tuple[Rows, Shares]:
         """Train twins; `estimate_` and what else `fit` leaves are set."""
-        seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        seed = self._seed()
         rows = ordered(x, y, weight, seed)
         shares = shared(len(rows.x), seed, self._sets_aside)
         # From seen rows alone: what stops and what calibrates must know nothing of the others, nor they of it.
@@ -120,15 +158,16 @@ class TwinBoot(BaseEstimator):  # type: ignore[misc]
         with seeded(derive(seed, "network")):
             made = (self.network or self._mlp)(rows.x.shape[1], outputs)
         data, loss = self._data(rows)
+        _check_network(made, data.tensors[0][:2], outputs)
         batch = (BATCH if len(rows.x) < LARGE else LARGE_BATCH) if self.batch_size == "auto" else self.batch_size
         found = fit(
             made,
             Subset(data, shares.train.tolist()),
             loss,
-            optimizer=lambda parameters: adam(parameters, self.learning_rate),
+            optimizer=lambda parameters: adam(parameters, float(self.learning_rate)),
             epochs=self.epochs,
             patience=self.patience,
-            batch_size=batch,
+            batch_size=min(batch, 2**31),  # all rows in any case, and small enough to compute with
             groups=self.groups,
             mode=self.mode,
             bootstrap=shares.bootstrap,
@@ -141,11 +180,16 @@ class TwinBoot(BaseEstimator):  # type: ignore[misc]
         return rows, shares
 
     def _mlp(self, inputs: int, outputs: int) -> nn.Module:
-        widths = self.hidden if isinstance(self.hidden, Iterable) else [None]
-        if not all(isinstance(units, Integral) and units >= 1 for units in widths):
-            raise ValueError(f"hidden must be a sequence of widths, such as (50,), not {self.hidden!r}.")
-        sizes = [inputs, *self.hidden]
-        layers = [[nn.Linear(before, after), nn.ReLU()] for before, after in pairwise(sizes)]
+        given = self.hidden.tolist() if isinstance(self.hidden, np.ndarray) else self.hidden
+        several = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
+        widths = list(map(_plain, given)) if several else [0]
+        if not all(isinstance(units, int) and not isinstance(units, bool) and units >= 1 for units in widths):
+            raise ValueError(f"hidden must be a sequence of widths, such as (50,), not {shown(self.hidden)}.")
+        sizes = [inputs, *widths]
+        try:
+            layers = [[nn.Linear(before, after), nn.ReLU()] for before, after in pairwise(sizes)]
+        except (RuntimeError, TypeError, OverflowError):
+            raise ValueError(f"a network with hidden={shown(self.hidden)} does not fit into memory.") from None
         return nn.Sequential(*chain.from_iterable(layers), nn.Linear(sizes[-1], outputs))
 
     def _data(self, rows: Rows) -> tuple[TensorDataset, Task | losses.Loss]:
@@ -165,7 +209,11 @@ class TwinBoot(BaseEstimator):  # type: ignore[misc]
         return TensorDataset(x, both), weighted
 
     def _standardised(self, x: NDArray[np.float64]) -> Tensor:
-        return torch.from_numpy((x - self.center_) / self.spread_)
+        with np.errstate(over="ignore"):
+            found = (x - self.center_) / self.spread_
+        if not np.isfinite(found).all():
+            raise ValueError(TOO_FAR)
+        return torch.from_numpy(found)
 
     def _of_target(self, y: Tensor) -> Tensor:
         return (y - self.target_center_) / self.target_spread_
@@ -178,8 +226,45 @@ class TwinBoot(BaseEstimator):  # type: ignore[misc]
         # In double precision a row's prediction does not depend on which rows are asked for with it.
         estimate = copy.deepcopy(self.estimate_).double()
         # A handful of rows may leave twins that are the same: the mean says all that its draws would.
-        samples = self.samples if estimate.partition.sigma.any() else 0
-        return estimate.predict(self._standardised(x), samples, self._task, seed=self.seed_)
+        samples = int(self.samples) if estimate.partition.sigma.any() else 0
+        found = estimate.predict(self._standardised(x), samples, self._task, seed=self.seed_)
+        if not (found.mean.isfinite() & found.std.isfinite()).all():
+            raise ValueError(TOO_FAR)
+        return found
+
+
+def _check_network(made: object, x: Tensor, outputs: int) -> None:
+    """Refuse what is no network for these inputs, before it is trained. A copy runs, in evaluation mode, so that the
+    training that follows is the same."""
+    if not isinstance(made, nn.Module):
+        raise TypeError(f"network must make an nn.Module, not {shown(made)}.")
+    device = next((p.device for p in made.parameters()), x.device)
+    try:
+        [copied] = replicate(made)
+        with torch.no_grad(), own_randomness(device, "network"):
+            given = copied.eval()(x.to(device))
+    except Exception as error:  # whatever the network raises
+        said = " ".join(str(error).split())
+        raise ValueError(f"the network does not run on {x.shape[1]} inputs in float32: {said}") from error
+    if not isinstance(given, Tensor):
+        raise TypeError(f"the network must give a tensor, not {type(given).__name__}.")
+    if given.shape != (len(x), outputs):
+        raise ValueError(
+            f"the network must give an output of shape {(len(x), outputs)} for {len(x)} rows, not {tuple(given.shape)}."
+        )
+
+
+def _real(y: Any) -> NDArray[np.float64]:
+    with suppress(TypeError, ValueError, RuntimeError):  # of what cannot be an array of numbers
+        found = np.asarray(y)
+        if found.dtype.kind != "c":
+            return found.astype(np.float64)
+    raise ValueError(f"y must be a real number for each row, not {shown(y)}.")
+
+
+def _plain(number: Any) -> Any:
+    """A number of numpy as one of Python."""
+    return number.item() if isinstance(number, np.generic) else number
 
 
 def _dense(x: Any) -> NDArray[np.float64]:

@@ -4,7 +4,8 @@ What is drawn for a row follows from the row itself and a seed, not from its pla
 and the hashes are the order. So a table in another order, a weight of 0 instead of a missing row, and a weight of 2
 instead of a row that comes twice, all give the same training, bit for bit. (An order by the numbers themselves would do
 that, too, but a seed would then always pick the same ranks, and what it sets aside would be no fair sample.) Weights
-are not hashed, so that other units of them leave the order as it is.
+are not hashed, so that other units of them leave the order as it is. Other units of inputs or targets are other numbers
+and give another order, as another seed does.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def ordered(x: Floats, y: Floats, weight: Floats, seed: int) -> Rows:
     elif weight.max() <= MOST and (weight == np.round(weight)).all():
         repeats, weight = weight.astype(np.int64), np.ones(len(weight))
     else:
+        weight = weight / unit(weight)
         weight = weight / weight.mean()
     x, y = x + 0.0, y + 0.0  # -0.0 is 0.0: they are equal, but not their bytes
     key = derive(seed, "order").to_bytes(8, "little")
@@ -95,9 +97,22 @@ def shared(n: int, seed: int, set_aside: bool) -> Shares:
     return Shares(kept.nonzero().squeeze(1), aside, bootstrap)
 
 
+def unit(values: Floats) -> Floats:
+    """The power of two at or below the largest absolute value along the rows; 1 where all values are 0.
+
+    In these units squares and sums neither over- nor underflow, whatever the units of the values. Dividing by a power
+    of two is exact: what is computed from the quotients is the same as from the values, bit for bit.
+    """
+    largest = np.abs(values).max(axis=0)
+    return np.where(largest > 0, np.ldexp(1.0, np.frexp(largest)[1] - 1), 1.0)
+
+
 def moments(values: Floats, weight: Floats) -> tuple[Floats, Floats]:
-    """The mean and the standard deviation along the rows; 1 instead of the latter where all values are the same."""
+    """The mean and the standard deviation along the rows; instead of the latter `unit` where all values are the
+    same."""
+    scale = unit(values)
+    values = values / scale
     center = np.average(values, axis=0, weights=weight)
-    spread = np.sqrt(np.average((values - center) ** 2, axis=0, weights=weight))
-    # Rounding may leave a spread that is tiny but not 0, and squares of tiny numbers are 0.
-    return center, np.where((np.ptp(values, axis=0) > 0) & (spread > 0), spread, 1.0)
+    spread = scale * np.sqrt(np.average((values - center) ** 2, axis=0, weights=weight))
+    # Rounding may leave a spread that is tiny but not 0.
+    return scale * center, np.where((np.ptp(values, axis=0) > 0) & (spread > 0), spread, scale)

@@ -9,8 +9,8 @@ The rows that no twin saw, about 13.5 % of them, stop the training and calibrate
 `conformal.py`). In small tables, where both twins may see every row, other bootstrap samples are drawn until two rows
 are unseen (one, if two cannot be).
 
-Inputs, and the targets of regression, are standardised inside, by the rows that the twins see; sparse inputs are made
-dense.
+Inputs, and the targets of regression, are standardised inside, by the rows that the twins see, so that any units will
+do; sparse inputs are made dense.
 
 `fit` takes a `sample_weight`. A weight of 0 is a missing row, and the order of the rows does not matter. Weights that
 are all the same are as none. Where all are whole numbers up to 10, a weight of 2 is a row that comes twice, bit for
@@ -37,12 +37,14 @@ try:
     from sklearn.base import ClassifierMixin, RegressorMixin
     from sklearn.utils.multiclass import check_classification_targets
 
-    from ..fittings.estimator import TwinBoot
+    from ..fittings.estimator import TOO_FAR, TwinBoot
 except ImportError as error:
     raise ImportError(f"these estimators need scikit-learn 1.6 or newer: {how_to_install('sklearn')}") from error
 
 from .. import conformal
 from ..bootstrap import UNSEEN
+from ..fittings.rows import unit
+from ..options import shown
 
 ENOUGH = 50  # unseen rows for a temperature: fewer would leave it to chance
 LEAST_NOISE = 0.05  # share of the squared errors, where the draws alone vary more than those
@@ -68,8 +70,11 @@ class TwinBootClassifier(ClassifierMixin, TwinBoot):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TwinBootClassifier:
         """Train twins on rows X and their classes y."""
         X, y, weight = self._check(X, y, sample_weight)
-        check_classification_targets(y)
-        self.classes_, codes = np.unique(y, return_inverse=True)
+        try:
+            check_classification_targets(y)
+            self.classes_, codes = np.unique(y, return_inverse=True)
+        except TypeError:
+            raise ValueError("the classes in y have no order: use numbers or strings, and not both.") from None
         if len(self.classes_) < 2:
             raise ValueError(f"y has one class only, {self.classes_[0]!r}, and there must be at least two classes.")
         rows, shares = self._fit(X, codes.astype(np.float64), weight, len(self.classes_))
@@ -116,20 +121,26 @@ class TwinBootRegressor(RegressorMixin, TwinBoot):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TwinBootRegressor:
         """Train twins on rows X and their values y."""
         X, y, weight = self._check(X, y, sample_weight)
-        rows, shares = self._fit(X, np.asarray(y, np.float64), weight, 1)
+        rows, shares = self._fit(X, y, weight, 1)
         # The noise is that of the rows that stopped, so that the scale of the scores knows nothing of those set aside.
         stop, aside = shares.stopping.numpy(), shares.aside.numpy()
         mean, spread = self._mean_and_spread(rows.x[stop])
-        errors = np.average((rows.y[stop] - mean) ** 2, weights=rows.weight[stop])
-        noise = max(errors - np.average(spread**2, weights=rows.weight[stop]), LEAST_NOISE * errors)
-        self.noise_ = math.sqrt(max(noise, (1e-6 * self.target_spread_) ** 2))  # a perfect fit has a scale, too
+        scale = unit(np.r_[rows.y[stop], mean, spread, self.target_spread_])  # in which squares are floats
+        errors = np.average((rows.y[stop] / scale - mean / scale) ** 2, weights=rows.weight[stop])
+        noise = max(errors - np.average((spread / scale) ** 2, weights=rows.weight[stop]), LEAST_NOISE * errors)
+        least = 1e-6 * (self.target_spread_ / scale)  # a perfect fit has a scale, too
+        self.noise_ = float(scale * math.sqrt(max(noise, least**2)))
         mean, std = self._mean_and_std(rows.x[aside])
-        self.scores_, self.scores_weight_ = np.abs(rows.y[aside] - mean) / std, rows.weight[aside]
+        with np.errstate(over="ignore"):  # a score may be infinite; halves have a difference that is not
+            self.scores_ = np.abs(rows.y[aside] / 2 - mean / 2) / (std / 2)
+        self.scores_weight_ = rows.weight[aside]
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The expected values, and with `return_std` the standard deviation of a new measurement around them: what the
         data leave open about the weights, and the noise of the measurement itself (`noise_`)."""
+        if not isinstance(return_std, (bool, np.bool_)):
+            raise TypeError(f"return_std must be True or False, not {shown(return_std)}.")
         mean, std = self._mean_and_std(self._checked_input(X))
         return (mean, std) if return_std else mean
 
@@ -144,8 +155,8 @@ class TwinBootRegressor(RegressorMixin, TwinBoot):  # type: ignore[misc]
         if not math.isfinite(half):
             needed = math.ceil(level / (1 - level) - 1e-9)  # 0.9 / 0.1 is to be 9 whatever rounding makes of it
             warnings.warn(
-                f"intervals of {level:g} are infinite: {len(self.scores_)} rows were set aside to calibrate them, and "
-                f"{needed} are needed, which a table of some {math.ceil(needed / (UNSEEN / 2))} rows has.",
+                f"intervals of {float(level):g} are infinite: {len(self.scores_)} rows were set aside to calibrate "
+                f"them, and {needed} are needed, which a table of some {math.ceil(needed / (UNSEEN / 2))} rows has.",
                 stacklevel=2,
             )
         return mean - half * std, mean + half * std
@@ -159,5 +170,9 @@ class TwinBootRegressor(RegressorMixin, TwinBoot):  # type: ignore[misc]
         if not len(x):
             return np.empty(0), np.empty(0)
         found = self._prediction(x)
-        mean, spread = (np.asarray(v.cpu()).reshape(len(x)) * self.target_spread_ for v in (found.mean, found.std))
-        return mean + self.target_center_, spread
+        with np.errstate(over="ignore"):
+            mean, spread = (np.asarray(v.cpu()).reshape(len(x)) * self.target_spread_ for v in (found.mean, found.std))
+            mean = mean + self.target_center_
+        if not np.isfinite([mean, spread]).all():
+            raise ValueError(TOO_FAR)
+        return mean, spread
