@@ -41,7 +41,7 @@ quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": 
 trainer = pl.Trainer(max_epochs=5, accelerator="cpu", gradient_clip_val=1.0, callbacks=[stopping], **quiet)
 trainer.fit(twins)
 
-prediction = twins.estimate().predict(test_x)
+prediction = twins.estimate().predict(test_x, task="classification")
 accuracy = (prediction.labels == test_y).float().mean()
 print(f"unseen loss {trainer.callback_metrics['unseen_loss']:.3f}, sigma {trainer.callback_metrics['sigma']:.4f}")
 print(f"accuracy {accuracy:.3f}, NLL {prediction.nll(test_y).mean():.3f} on {len(test_y)} test images")

@@ -78,7 +78,8 @@ def test_what_is_saved_is_the_mean_for_anybody_and_an_estimate_for_us(tmp_path: 
 
     estimate = load(tmp_path / "final", plain)
     assert estimate.sigma == mean.sigma
-    ours, theirs = (e.predict({"input_ids": x}, 4, vectorize=False) for e in (estimate, mean))
+    assert estimate.task == "classification"
+    ours, theirs = (e.predict({"input_ids": x}, 4, task="classification", vectorize=False) for e in (estimate, mean))
     assert torch.equal(ours.probs, theirs.probs)
     in_batches = trainer.predict(sentences(), 4, seed=0).probs  # of 8, which some processors round otherwise than all
     torch.testing.assert_close(ours.probs, in_batches)
@@ -89,6 +90,23 @@ def test_what_is_saved_is_the_mean_for_anybody_and_an_estimate_for_us(tmp_path: 
     trainer.estimate().save(tmp_path / "estimate.safetensors")  # ours alone, with all weights
     again = type(estimate).load(tmp_path / "estimate.safetensors", trainer.model)
     assert torch.equal(again(x).logits, mean(x).logits)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_what_was_calibrated_in_the_estimate_is_saved_and_loaded(tmp_path: Path, lora: bool) -> None:
+    trainer = trained(adapted() if lora else bert(), tmp_path, num_train_epochs=1)
+    chosen = {"temperature": 1.7, "scale": 0.5, "dropout": True, "task": "regression"}
+    for name, value in chosen.items():
+        setattr(trainer.estimate(), name, value)
+    trainer.save_model(str(tmp_path / "final"))
+    if lora:
+        plain = peft.PeftModel.from_pretrained(bert(), tmp_path / "final")
+    else:
+        plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "final")
+    estimate = load(tmp_path / "final", plain)
+    assert {name: getattr(estimate, name) for name in chosen} == chosen
+    x = {"input_ids": inputs(sentences())}
+    assert torch.equal(estimate.predict(x, 4).std, trainer.estimate().predict(x, 4).std)
 
 
 def test_the_best_adapter_comes_back_and_is_still_trained_apart(tmp_path: Path) -> None:
@@ -113,6 +131,18 @@ def test_sigma_of_another_model_and_a_folder_without_it_get_one_sentence(tmp_pat
         load(tmp_path / "final", adapted())
     with pytest.raises(FileNotFoundError, match="there is no estimate at"):
         load(tmp_path, bert())
+    with pytest.raises(
+        FileNotFoundError, match=r"^there is no folder .*nowhere': give the one that save_model wrote to"
+    ):
+        load(tmp_path / "nowhere", bert())
+    with pytest.raises(TypeError, match=r"^folder must be the path that save_model wrote to, not 5\.$"):
+        load(5, bert())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^model must be a torch.nn.Module, such as .* gives, not str\.$"):
+        load(tmp_path / "final", "bert")  # type: ignore[arg-type]
+    path = tmp_path / "final" / "sigma.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"sigma\.safetensors' is damaged"):
+        load(tmp_path / "final", bert())
 
 
 def test_several_labels_at_once_can_be_trained_but_not_predicted(tmp_path: Path) -> None:
@@ -122,3 +152,4 @@ def test_several_labels_at_once_can_be_trained_but_not_predicted(tmp_path: Path)
     assert trainer.model.config.problem_type == "multi_label_classification"
     with pytest.raises(ValueError, match="several labels at once"):
         trainer.predict(data)
+    assert trainer.estimate().task is None

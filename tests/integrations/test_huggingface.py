@@ -18,7 +18,7 @@ from processes import together
 from sentences import arguments, bert, gpt2, inputs, sentences, spoken
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 from transformers import (
     BertForQuestionAnswering,
     BertForTokenClassification,
@@ -28,13 +28,15 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
     Trainer,
+    TrainerCallback,
     __version__,
     default_data_collator,
     set_seed,
 )
+from transformers.modeling_outputs import SequenceClassifierOutput
 
-from twinboot import Bootstrap, PairedLoader, Twins, pool_gradients, resets
-from twinboot.integrations.huggingface import TwinTrainer
+from twinboot import Bootstrap, PairedLoader, Twins, checkpoints, pool_gradients, resets
+from twinboot.integrations.huggingface import TwinTrainer, load
 
 
 @pytest.fixture(autouse=True)
@@ -185,6 +187,155 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     (folder / "twins.pt").unlink()
     with pytest.raises(FileNotFoundError, match=r"has no twins\.pt"):
         TwinTrainer(bert(), arguments(tmp_path), train_dataset=sentences()).train(str(folder))
+
+
+def test_a_run_goes_on_with_the_options_of_then_alone(tmp_path: Path) -> None:
+    args = arguments(tmp_path, save_strategy="epoch", num_train_epochs=1)
+    TwinTrainer(bert(), args, train_dataset=sentences()).train()
+    folder = tmp_path / "checkpoint-8"
+    others = [
+        ({"noise": 2}, "noise was 1.0 and is 2.0 here"),
+        ({"pooled": 0.5}, "pooled was 0.0 and is 0.5 here"),
+        ({"mode": "sample"}, "mode was centered and is sample here"),
+        ({"reset": resets.every(2)}, r"reset was every\(interval=1\) and is every\(interval=2\) here"),
+    ]
+    for options, said in others:
+        with pytest.raises(ValueError, match=rf"^the checkpoint does not fit: {said}; use the options of then\.$"):
+            TwinTrainer(bert(), args, train_dataset=sentences(), **options).train(str(folder))
+    state = torch.load(folder / "twins.pt", weights_only=True)
+    del state["twin_options"]
+    checkpoints.write(state, folder / "twins.pt")
+    with pytest.raises(ValueError, match=r"^the checkpoint does not fit: it says nothing of 'reset'; use the options"):
+        TwinTrainer(bert(), args, train_dataset=sentences()).train(str(folder))
+
+
+def test_damaged_twins_and_those_of_others_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    args = arguments(tmp_path, save_strategy="epoch", num_train_epochs=1)
+    TwinTrainer(bert(), args, train_dataset=sentences()).train()
+    path = tmp_path / "checkpoint-8" / "twins.pt"
+    whole = path.read_bytes()
+    flipped = whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:]
+    for content in (b"", b"text", whole[:-1], whole[: len(whole) // 2], flipped):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"^{path} is damaged, or no file of this version of twinboot"):
+            TwinTrainer(bert(), args, train_dataset=sentences()).train(str(path.parent))
+    checkpoints.write({"format": 1}, path)
+    with pytest.raises(
+        ValueError, match=rf"^{path} was not written by a TwinTrainer: go on from another checkpoint\.$"
+    ):
+        TwinTrainer(bert(), args, train_dataset=sentences()).train(str(path.parent))
+
+
+def labelled() -> TensorDataset:
+    return TensorDataset(inputs(sentences()), torch.tensor([row["labels"] for row in sentences()]))
+
+
+def test_what_is_calibrated_in_the_estimate_is_predicted_with_until_training_goes_on(tmp_path: Path) -> None:
+    data = sentences()
+    trainer = TwinTrainer(bert(), arguments(tmp_path), train_dataset=data)
+    trainer.train()
+    before, estimate = trainer.predict(data, 4, seed=0), trainer.estimate()
+    assert trainer.estimate() is estimate
+    estimate.calibrate(labelled(), samples=4)
+    estimate.scale = 2.0
+    assert estimate.temperature != 1
+    x = {"input_ids": inputs(data)}
+    for dropout in (False, True):
+        estimate.dropout = dropout
+        found = trainer.predict(data, 4, seed=0)
+        expected = estimate.predict(x, 4, batch_size=8, vectorize=False)
+        assert torch.equal(found.probs, expected.probs)
+        assert torch.equal(found.std, expected.std)
+        assert not torch.allclose(found.probs, before.probs)
+    trainer.evaluate()
+    assert trainer.estimate() is estimate  # to judge it changes nothing
+    assert torch.equal(
+        trainer.predict(data, 4, seed=0, scale=0.5).std, estimate.predict(x, 4, batch_size=8, scale=0.5).std
+    )
+
+    kept = weights(estimate)
+    trainer.train()
+    assert trainer.estimate() is not estimate
+    assert (trainer.estimate().temperature, trainer.estimate().scale, trainer.estimate().dropout) == (1, 1, False)
+    assert same(weights(estimate), kept)
+    assert not same(weights(trainer.estimate()), kept)
+
+
+def test_the_best_model_comes_back_as_it_was_calibrated(tmp_path: Path) -> None:
+    class Calibrating(TrainerCallback):
+        """A temperature of its own for each epoch, before the checkpoint of it is written."""
+
+        def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            trainer.estimate().temperature = 1 + state.epoch
+
+    best: dict[str, Any] = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
+    scores = iter([0.5, 0.9, 0.7])
+    args = arguments(tmp_path, num_train_epochs=3, metric_for_best_model="score", greater_is_better=True, **best)
+    judge = {"compute_metrics": lambda _: {"score": next(scores)}}
+    trainer = TwinTrainer(bert(), args, train_dataset=sentences(), callbacks=[Calibrating()], **judge)
+    trainer.train()
+    assert trainer.estimate().temperature == 3
+    assert trainer.estimate() is trainer.estimate()
+
+
+def test_an_estimate_is_of_the_model_that_was_trained(tmp_path: Path) -> None:
+    trainer = TwinTrainer(bert(), arguments(tmp_path, max_steps=2), train_dataset=sentences())
+    trainer.train()
+    trainer.model = bert()
+    with pytest.raises(
+        RuntimeError, match=r"^this model was not trained yet, so there is no sigma: call train\(\) first"
+    ):
+        trainer.estimate()
+    trainer.save_model(str(tmp_path / "other"))
+    assert not (tmp_path / "other" / "sigma.safetensors").exists()
+
+
+class Plain(nn.Module):
+    """A model without a config. It may write into its input."""
+
+    def __init__(self, writes: bool = False, outputs: int = 3) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.writes, self.layer = writes, nn.Linear(5, outputs)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> SequenceClassifierOutput:
+        x = x.sub_(0.5) if self.writes else x - 0.5
+        logits = self.layer(x)
+        loss = None if labels is None else nn.functional.cross_entropy(logits, labels)
+        return SequenceClassifierOutput(loss=loss, logits=logits)
+
+
+def measured() -> list[dict[str, Any]]:
+    return [{"x": torch.tensor(row["input_ids"]) / 6, "labels": row["labels"]} for row in sentences()]
+
+
+def test_each_draw_sees_the_inputs_as_they_were_whatever_the_model_does_to_them(tmp_path: Path) -> None:
+    data, found = measured(), []
+    for writes in (False, True):
+        trainer = TwinTrainer(Plain(writes), arguments(tmp_path), train_dataset=data)
+        trainer.train()
+        trainer.data_collator = lambda rows: {"x": rows[0]["x"][None]}  # a view of the dataset's own tensor
+        trainer.args.per_device_eval_batch_size = 1
+        found.append(trainer.predict(data, 8, task="classification"))
+    assert torch.equal(found[0].probs, found[1].probs)
+    assert torch.equal(found[0].std, found[1].std)
+    assert all(torch.equal(a["x"], b["x"]) for a, b in zip(data, measured(), strict=True))
+
+
+def test_a_model_without_a_config_is_asked_for_its_task(tmp_path: Path) -> None:
+    data = measured()
+    trainer = TwinTrainer(Plain(), arguments(tmp_path, max_steps=2), train_dataset=data)
+    trainer.train()
+    assert trainer.estimate().task is None
+    with pytest.raises(
+        ValueError, match=r'^the model has no config that tells what it predicts: give task="classifica'
+    ):
+        trainer.predict(data)
+    assert trainer.predict(data, 2, task="regression").task == "regression"
+    trainer.estimate().task = "classification"
+    assert trainer.predict(data, 2).task == "classification"
+    trainer.save_model(str(tmp_path / "final"))
+    assert load(tmp_path / "final", Plain()).task == "classification"
 
 
 def test_the_best_model_comes_back_with_its_own_sigma(tmp_path: Path) -> None:
@@ -395,6 +546,23 @@ def test_two_processes_take_the_step_of_one_and_stay_together(tmp_path: Path) ->
         assert torch.equal(ours["probs"], theirs["probs"])
 
 
+REFUSED: list[tuple[str, Any, str]] = [
+    *(("bootstrap", v, rf"^bootstrap must be a Bootstrap, .*, not {v!r}\.$") for v in (5, 0, "split", False)),
+    ("bootstrap", Bootstrap(10), r"^the dataset has 60 samples, but the bootstrap draws from 10\.$"),
+    ("groups", "rows", r"^unknown groups 'rows'"),
+    ("groups", None, r"^unknown groups None"),
+    ("model", "bert", r"^model must be a torch.nn.Module, not str\.$"),
+    ("args", "folder", r"^args must be TrainingArguments, not str\.$"),
+]
+SIZE = r"^per_device_train_batch_size must be a whole number of at least 1, not "
+SEED = r"^a seed of TrainingArguments must lie between 0 and 2\*\*32 - 1, which "
+REFUSED_ARGUMENTS: list[tuple[str, Any, str]] = [
+    *(("per_device_train_batch_size", v, rf"{SIZE}{v!r}\.$") for v in (0, -1, 2.5, "4")),
+    *((name, v, rf"{SEED}{v!r} does not\.$") for name in ("seed", "data_seed") for v in (-1, 2**32)),
+    *(("seed", v, rf"^seed must be an integer, not {v!r}\.$") for v in (None, "a", 1.5)),
+]
+
+
 def test_mistakes_get_one_sentence(tmp_path: Path) -> None:
     data, args = sentences(), arguments(tmp_path)
     optimizer = torch.optim.SGD(bert().parameters(), 0.1)
@@ -416,6 +584,12 @@ def test_mistakes_get_one_sentence(tmp_path: Path) -> None:
         TwinTrainer(bert(), args).train()
     with pytest.raises(ValueError, match="FSDP and DeepSpeed spread the weights"):
         TwinTrainer(bert(), arguments(tmp_path, fsdp=True), train_dataset=data)
+    for name, value, said in REFUSED:
+        with pytest.raises((TypeError, ValueError), match=said):
+            TwinTrainer(**{"model": bert(), "args": args, "train_dataset": data, name: value})
+    for name, value, said in REFUSED_ARGUMENTS:
+        with pytest.raises((TypeError, ValueError), match=said):
+            TwinTrainer(bert(), arguments(tmp_path, **{name: value}), train_dataset=data, bootstrap=Bootstrap(60))
     args._n_gpu = 2
     with pytest.raises(ValueError, match="2 GPUs in one process"):
         TwinTrainer(bert(), args, train_dataset=data)

@@ -300,6 +300,90 @@ def test_a_run_whose_resets_count_steps_goes_on_too(tmp_path: Path) -> None:
         assert_same_bits(snapshot(resumed.twins), snapshot(whole.twins))
 
 
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.parametrize(
+    ("name", "other", "said"),
+    [
+        ("noise", 2.0, "noise was 1.0 and is 2.0 here"),
+        ("pooled", 0.5, "pooled was 0.0 and is 0.5 here"),
+        ("mode", "mean", "mode was sample and is mean here"),
+        ("reset", resets.every(2), r"reset was the usual one and is every\(interval=2\) here"),
+    ],
+)
+def test_a_run_goes_on_with_the_options_of_then_alone_but_any_may_look_at_its_checkpoint(
+    tmp_path: Path, name: str, other: Any, said: str
+) -> None:
+    found, path = fitted(Predicting(), max_epochs=1), tmp_path / "one.ckpt"
+    found.trainer.save_checkpoint(path)
+    changed = TwinModule(Predicting(), DATA, batch_size=10, **{name: other})
+    with pytest.raises(ValueError, match=rf"^the checkpoint does not fit: {said}; use the options of then\.$"):
+        trainer(max_epochs=2).fit(changed, ckpt_path=path)
+    assert_same_bits(snapshot(changed.restore(path).estimate()), snapshot(found.estimate()))
+    trainer().test(changed, DataLoader(DATA, 64), ckpt_path=path, verbose=False)
+
+
+def test_a_checkpoint_that_does_not_tell_the_options_can_be_looked_at_but_not_gone_on_from(tmp_path: Path) -> None:
+    found, path = fitted(max_epochs=1), tmp_path / "one.ckpt"
+    found.trainer.save_checkpoint(path)
+    saved = torch.load(path, weights_only=True)
+    del saved["twin_options"]
+    torch.save(saved, path)
+    with pytest.raises(ValueError, match=r"^the checkpoint does not fit: it says nothing of 'reset'; use the options"):
+        trainer(max_epochs=2).fit(TwinModule(Net(), DATA, batch_size=10), ckpt_path=path)
+    restored = TwinModule(Net(), DATA, batch_size=10).restore(path)
+    assert_same_bits(snapshot(restored.twins), snapshot(found.twins))
+
+
+DAMAGED = "is damaged, or no checkpoint: use another one"
+
+
+def test_damaged_files_and_those_of_others_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    found, path = TwinModule(Net(), DATA), tmp_path / "bad.ckpt"
+    with pytest.raises(TypeError, match=r"^path must be that of a checkpoint, not 5\.$"):
+        found.restore(5)  # type: ignore[arg-type]
+    for missing in (path, tmp_path):
+        with pytest.raises(FileNotFoundError, match=rf"^there is no checkpoint at '{missing}'\.$"):
+            found.restore(missing)
+    torch.save(mlp().state_dict(), path)
+    whole = path.read_bytes()
+    for content in (b"", b"text", whole[:-1], whole[: len(whole) // 2], whole[:100]):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"^'{path}' {DAMAGED}\.$"):
+            found.restore(path)
+    for other in (mlp().state_dict(), [1, 2], {"state_dict": {}}, {"twins": {}, "pairs": {}}):
+        torch.save(other, path)
+        with pytest.raises(ValueError, match=r"^this is no checkpoint of a TwinModule"):
+            found.restore(path)
+    torch.save({"hyper_parameters": Path("a")}, path)
+    with pytest.raises(ValueError, match=r"holds what is read by unpickling alone, .* torch.serialization.add_safe_"):
+        found.restore(path)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:Detected pickle protocol")
+def test_no_flipped_bit_of_a_checkpoint_makes_other_twins_of_it(tmp_path: Path) -> None:
+    """PyTorch itself reads most of such files without a word."""
+    found, path, bad = fitted(Predicting(), max_epochs=1), tmp_path / "one.ckpt", tmp_path / "bad.ckpt"
+    found.trainer.save_checkpoint(path)
+    content = path.read_bytes()
+    other, said = TwinModule(Predicting(), DATA, batch_size=10), list[str]()
+    for bit in torch.randint(8 * len(content), (200,)).tolist():
+        bad.write_bytes(content[: bit // 8] + bytes([content[bit // 8] ^ 1 << bit % 8]) + content[bit // 8 + 1 :])
+        try:
+            restored = other.restore(bad)
+        except ValueError as error:
+            said.append(str(error))
+        else:
+            assert_same_bits(snapshot(restored.twins), snapshot(found.twins))
+    assert set(said) == {f"{str(bad)!r} {DAMAGED}."}
+    assert len(said) > 100
+    start = content.index(found.twins[0].net[0].weight.detach().numpy().tobytes())  # the same flip for Lightning itself
+    bad.write_bytes(content[:start] + bytes([content[start] ^ 1]) + content[start + 1 :])
+    with pytest.raises(ValueError, match=DAMAGED):
+        trainer(max_epochs=2).fit(TwinModule(Predicting(), DATA, batch_size=10), ckpt_path=bad)
+    with pytest.raises(ValueError, match=DAMAGED):
+        trainer().test(other, DataLoader(DATA, 64), ckpt_path=bad, verbose=False)
+
+
 def test_early_stopping_and_the_best_checkpoint_go_by_what_no_twin_saw(tmp_path: Path) -> None:
     stopping = EarlyStopping("unseen_loss", patience=2)
     saving = ModelCheckpoint(tmp_path, monitor="val_loss")  # of the user's own step, on the same samples
@@ -739,7 +823,8 @@ def test_a_module_with_a_compiled_part_trains_as_without() -> None:
     assert any(BACKWARDS)  # at least one graph was compiled for training
     for ours, plain in zip(found.twins.parameters(), by_hand().parameters(), strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
-    spread = [e.predict(DATA[:][0]).std.mean().item() for e in (found.estimate(), by_hand().estimate())]
+    estimates = found.estimate(), by_hand().estimate()
+    spread = [e.predict(DATA[:][0], task="classification").std.mean().item() for e in estimates]
     assert spread[0] == pytest.approx(spread[1], rel=1e-3)
 
 
@@ -780,6 +865,21 @@ class Listing(Net):
         return torch.optim.Adam(self.chosen)
 
 
+REFUSED: list[tuple[str, Any, str]] = [
+    *(("bootstrap", v, rf"^bootstrap must be a Bootstrap, .*, not {v!r}\.$") for v in (5, 0, "split", False)),
+    ("bootstrap", Bootstrap(10), r"^the dataset has 64 samples, but the bootstrap draws from 10\.$"),
+    *(("batch_size", v, rf"^batch_size must be a whole number of at least 1, not {v!r}\.$") for v in (0, 2.5, None)),
+    *(("seed", v, rf"^seed must be an integer, not {v!r}\.$") for v in (None, "a", 1.5)),
+    *(("options", v, r"^options must be a mapping of names, such as ") for v in (5, "num_workers", [("a", 1)], {1: 2})),
+    ("options", {"batch_size": 3}, r"^batch_size cannot be among the options: give it to TwinModule itself\.$"),
+    ("options", {"twin": 0}, r"^twin cannot be among the options: each process trains all twins"),
+    ("options", {"worker": 2}, r"^PairedLoader has no option 'worker'"),
+    ("groups", "rows", r"^unknown groups 'rows'"),
+    ("resample", "all", r"^unknown resample 'all'"),
+    ("loss", "mse", r"^loss must be a function of \(module, batch\), not 'mse'\.$"),
+]
+
+
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 def test_mistakes_get_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"^module must be a LightningModule of the package lightning, not Sequential"):
@@ -794,6 +894,9 @@ def test_mistakes_get_one_sentence(tmp_path: Path) -> None:
         TwinModule(Net(), DATA, pooled=1)
     with pytest.raises(TypeError, match=r"^reset must be a schedule such as twinboot.resets.every\(1\), not 1"):
         TwinModule(Net(), DATA, reset=1)  # type: ignore[arg-type]
+    for name, value, said in REFUSED:
+        with pytest.raises((TypeError, ValueError), match=said):
+            TwinModule(Net(), DATA, **{name: value})
     with pytest.raises(TypeError, match=r"^'more.weight' was made in setup\(\)"):
         fitted(Late())
     with pytest.raises(TypeError, match=r"which LBFGS is not made for"):

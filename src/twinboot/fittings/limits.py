@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
@@ -53,7 +53,18 @@ def require_strategy(strategy: Strategy) -> None:
         )
 
 
+def require_options(options: Any) -> None:
+    if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
+        raise TypeError(f'options must be a mapping of names, such as {{"num_workers": 2}}, not {options!r}.')
+    for name in options.keys() & {"dataset", "bootstrap", "batch_size", "resample", "seed"}:
+        raise TypeError(f"{name} cannot be among the options: give it to TwinModule itself.")
+    for name in options.keys() & {"share", "twin"}:
+        raise TypeError(f"{name} cannot be among the options: each process trains all twins, on its part of a batch.")
+
+
 def require_loss(resample: str, loss: Any) -> None:
+    if loss is not None and not callable(loss):
+        raise TypeError(f"loss must be a function of (module, batch), not {loss!r}.")
     if resample == "counts" and loss is None:
         raise ValueError(
             'resample="counts" weights each sample, but a training_step gives one loss for a batch: use "draws", or '

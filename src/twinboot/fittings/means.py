@@ -89,9 +89,11 @@ class Mean(Wrapper):
         self._renew_mean(known)
         return self
 
+    def running(self) -> bool:
+        return self._trainer is not None and self._trainer.state.status == TrainerStatus.RUNNING
+
     def fitting(self) -> bool:
-        state = None if self._trainer is None else self._trainer.state
-        return state is not None and state.fn == TrainerFn.FITTING and state.status == TrainerStatus.RUNNING
+        return self.running() and self.trainer.state.fn == TrainerFn.FITTING
 
     # The mean of the twins as they are
 

@@ -86,7 +86,7 @@ class Algorithm(TrainerCallback):  # type: ignore[misc]
 
     def _reset(self) -> None:
         self.trainer.twins.reset(self.trainer.mode)
-        self.trainer._settled = False
+        self.trainer._unsettle()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if args.max_grad_norm <= 0:  # else they were pooled before they were clipped

@@ -7,11 +7,13 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from transformers import Trainer
+from transformers import Trainer, TrainingArguments
 from transformers import __version__ as installed
 
+from .. import seeds
 from ..bootstrap import Bootstrap
 from ..judging import ENOUGH, Judge
+from ..options import require_whole
 
 SPREAD = "FSDP and DeepSpeed spread the weights that twins need whole: use plain torchrun (DDP)."
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -25,6 +27,18 @@ def called_by_trainer(method: Method) -> Method:
             "transformers 5.22, or a twinboot that knows this one."
         )
     return method
+
+
+def require_arguments(model: Any, args: Any) -> None:
+    """Refuse what the Trainer would fail with in the middle of its own code."""
+    if model is not None and not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}.")
+    if not isinstance(args, TrainingArguments):
+        raise TypeError(f"args must be TrainingArguments, not {type(args).__name__}.")
+    require_whole("per_device_train_batch_size", args.per_device_train_batch_size, 1)
+    for seed in (args.seed, 0 if args.data_seed is None else args.data_seed):
+        if not 0 <= seeds.checked(seed) < 2**32:  # beyond which numpy takes none
+            raise ValueError(f"a seed of TrainingArguments must lie between 0 and 2**32 - 1, which {seed!r} does not.")
 
 
 def refuse(trainer: Any) -> None:

@@ -19,19 +19,23 @@ gave, and holds the mean of the twins whenever it is judged, saved or handed bac
 - A reset comes at the start of the epoch that follows, or of the step, so that what is judged and saved is from before.
 - A checkpoint holds the mean model as transformers writes it, `sigma.safetensors`, and what a run needs to go on: the
   twins' own weights, without the backbone, in `twins.pt`. A run that is resumed from it equals the one that was not
-  interrupted, bit for bit.
+  interrupted, bit for bit. It must have the same data, `groups`, `reset`, `mode`, `noise` and `pooled`.
 - Processes of `torchrun` share each twin's batches (DDP). FSDP, DeepSpeed and several GPUs in one process are refused.
 - The loss is the Trainer's own. Heads that take `num_items_in_batch` and leave it unused, such as BERT's for sequences,
   get a larger one with accumulation or several processes, as from any Trainer (huggingface/transformers#47688); set
   `model.accepts_loss_kwargs = False` for them.
 
 `save_model(folder)` writes the mean model as transformers or peft does, for anybody's `from_pretrained`, and
-`sigma.safetensors` beside it; `load(folder, model)` makes an `Estimate` of both.
+`sigma.safetensors` beside it; `load(folder, model)` makes an `Estimate` of both. What was calibrated or set in
+`trainer.estimate()` is kept, too:
+
+    trainer.estimate().calibrate(held_out)               # its temperature and scale
+    trainer.predict(new)                                 # with them
+    trainer.save_model(folder)                           # with them
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -54,16 +58,14 @@ from .. import resets
 from ..bootstrap import Bootstrap
 from ..estimate import Estimate
 from ..fittings.pairs import Algorithm, Pair
-from ..fittings.pretrained import load, predicted, read_sigma, take_mean, task_of, with_task, write_sigma
+from ..fittings.pretrained import Known, load, read_sigma, take_mean
 from ..fittings.resuming import read_twins, write_twins
-from ..fittings.trainers import SPREAD, called_by_trainer, give_statistics, refuse, workers
-from ..groups import Grouping
+from ..fittings.trainers import SPREAD, called_by_trainer, give_statistics, refuse, require_arguments, workers
+from ..groups import Grouping, assign
 from ..loader import PairedLoader, require_map_style
 from ..options import require_number
-from ..partition import Partition
 from ..pooling import pool_gradients, require_share
 from ..prediction import Prediction, Task
-from ..replicate import replicate
 from ..twins import Twins
 
 __all__ = ["TwinTrainer", "load"]
@@ -118,22 +120,27 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         resets.require_mode(mode)
         require_number("noise", noise)
         require_share(pooled)
-        args = args or TrainingArguments("tmp_trainer")
+        args = TrainingArguments("tmp_trainer") if args is None else args
+        require_arguments(model, args)
         if args.fsdp:  # on a CPU accelerate would leave it out without a word
             raise ValueError(SPREAD)
         if train_dataset is not None:
             require_map_style(train_dataset)
-            bootstrap = bootstrap or Bootstrap(len(train_dataset), seed=args.seed)
+            bootstrap = Bootstrap(len(train_dataset), seed=args.seed) if bootstrap is None else bootstrap
+            # Made again for each training; this one is to refuse now what does not go together.
+            PairedLoader(train_dataset, bootstrap, args.train_batch_size, drop_last=args.dataloader_drop_last)
             if eval_dataset is None and len(bootstrap.unseen):
                 eval_dataset = Subset(train_dataset, bootstrap.unseen.tolist())
         self.groups, self.mode, self.noise, self.pooled, self.bootstrap = groups, mode, noise, pooled, bootstrap
         self.due = resets.checked(reset, resets.every(1))
         self._pair: Pair | None = None
         self._paired: PairedLoader  # made for each training
-        self._partition: Partition | None = None  # sigma of what `model` holds; None before any training
-        self._settled = True  # whether `model` and `_partition` are those of the twins as they are
+        self._known: Known | None = None  # sigma of what `model` holds; None before any training
+        self._settled = True  # whether `model` and `_known` are those of the twins as they are
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, **options)
         refuse(self)
+        if train_dataset is not None:
+            assign(self.model, groups)  # which refuses unknown ones: the twins are made later
         self.add_callback(Algorithm(self))
 
     @property
@@ -142,10 +149,13 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         return self._twinned().twins
 
     def estimate(self) -> Estimate:
-        """The mean model and sigma, as they are now or, with `load_best_model_at_end`, as they were best."""
-        partition = self._trained()
-        [module] = replicate(self.model, own=partition.parameter_shapes)
-        return with_task(Estimate(module, copy.deepcopy(partition)), self.model)
+        """The mean model and sigma, as they are now or, with `load_best_model_at_end`, as they were best.
+
+        The same object each time, until training goes on: its temperature, scale, dropout and task, which `calibrate`
+        or you set, are those of `predict`, and `save_model` and checkpoints keep them. An estimate from before stays as
+        it was. The task follows the model's config, and is None where there is none.
+        """
+        return self._trained().estimate()
 
     def predict(
         self,
@@ -158,17 +168,19 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
     ) -> Prediction:
         """Predict for a dataset, with draws of the weights; arguments as in `Estimate.predict`.
 
-        `task` follows the model's config: one value, or `problem_type="regression"`, is regression. Classes lie along
-        dimension 1 of the prediction, also where a sample has many labels, as in token classification; pad those to one
-        length. Labels in the dataset are not looked at, so that T5 needs decoder_input_ids. Each process predicts all.
+        Temperature, dropout and, by default, `scale` and `task` are those of `estimate()`. The task follows the model's
+        config: one value, or `problem_type="regression"`, is regression. A model without a config needs `task`. Classes
+        lie along dimension 1 of the prediction, also where a sample has many labels, as in token classification; pad
+        those to one length. Labels in the dataset are not looked at, so that T5 needs decoder_input_ids. Each process
+        predicts all.
         """
-        partition, task = self._trained(), task or task_of(self.model)
+        known = self._trained()
         self._match_precision()
         collate = self._get_collator_with_removed_columns(self.data_collator, "prediction")
         batches = DataLoader(test_dataset, self.args.eval_batch_size, collate_fn=collate, generator=torch.Generator())
         unlabelled = [{k: v for k, v in batch.items() if k not in self.label_names} for batch in batches]
         seed = self.args.seed if seed is None else seed
-        return predicted(self.model, partition, unlabelled, self._prepare_inputs, samples, task, scale, seed)
+        return known.predict(unlabelled, self._prepare_inputs, samples, task, scale, seed)
 
     def _known_bootstrap(self) -> Bootstrap:
         if self.train_dataset is None or self.bootstrap is None:
@@ -181,11 +193,15 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
             self._pair = Pair(self.model, Twins(self.model, replicas, self.groups, self.args.seed))
         return self._pair
 
-    def _trained(self) -> Partition:
+    def _trained(self) -> Known:
         self._settle()
-        if self._partition is None:
-            raise RuntimeError("nothing was trained yet, so there is no sigma: call train() first.")
-        return self._partition
+        if self._known is None or self._known.model is not self.model:
+            raise RuntimeError("this model was not trained yet, so there is no sigma: call train() first.")
+        return self._known
+
+    def _unsettle(self) -> None:
+        """The twins are other ones now."""
+        self._known, self._settled = None, False
 
     def _settle(self) -> None:
         """Bring the mean of the twins into `model`."""
@@ -194,7 +210,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         estimate = self.twins.estimate(scale=self._known_bootstrap().scale)
         give_statistics(self, self._known_bootstrap(), estimate.module)
         take_mean(self.model, estimate)
-        self._partition, self._settled = estimate.partition, True
+        self._known, self._settled = Known(self.model, estimate.partition), True
 
     def _match_precision(self) -> None:
         """Run `model` under autocast if the twins train so, as a Trainer's own model does."""
@@ -230,7 +246,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
     @called_by_trainer
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         pair, losses = self._twinned(), []
-        self._settled = False
+        self._unsettle()
         with pair.twins.sampled(self.noise):
             counts = [None] * len(inputs) if num_items_in_batch is None else num_items_in_batch
             for pair.turn, (batch, count) in enumerate(zip(inputs, counts, strict=True)):
@@ -270,25 +286,24 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         self._settle()
         super()._save(output_dir, state_dict)
-        if (sigma := self._partition) is not None and self.args.should_save:
-            write_sigma(output_dir or self.args.output_dir, sigma)
+        if (known := self._known) is not None and known.model is self.model and self.args.should_save:
+            known.save(output_dir or self.args.output_dir)
 
     @called_by_trainer
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
         if self.args.should_save:
-            write_twins(output_dir, self.twins, self._paired)
+            write_twins(output_dir, self.twins, self._paired, self)
 
     @called_by_trainer
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None:
+            read_twins(checkpoint, self.twins, self._paired, self)
+            self._unsettle()
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None:
-            return
-        read_twins(checkpoint, self.twins, self._paired)
-        self._settled = False
 
     @called_by_trainer
     def _load_best_model(self) -> None:
         self._settle()
         super()._load_best_model()
-        self._partition, _ = read_sigma(self.state.best_model_checkpoint, self.model)
+        self._known = Known(self.model, *read_sigma(self.state.best_model_checkpoint, self.model))

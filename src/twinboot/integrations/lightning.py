@@ -24,7 +24,8 @@ have "sigma" (root mean square over all weights), "sigma/GROUP" after each epoch
 "unseen_loss": the loss of `training_step` for the mean of the twins, on the samples that no twin saw.
 
 A checkpoint has the mean under `state_dict`, so that `Net.load_from_checkpoint(path)` gives the mean model, and all
-that a run needs to go on, bit for bit, beside it.
+that a run needs to go on, bit for bit, beside it. A run that goes on must have the same data, `groups`, `reset`,
+`mode`, `noise` and `pooled`. `TwinModule.restore`, which only looks at a checkpoint, needs none of the last four.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Self
+from zipfile import is_zipfile
 
-import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -48,11 +49,12 @@ try:
 except ImportError as error:
     raise ImportError(f"TwinModule needs Lightning 2.4 or newer: {how_to_install('lightning')}") from error
 
-from .. import ranks, resets
+from .. import ranks, resets, seeds
 from ..bootstrap import Bootstrap
 from ..fittings import limits
 from ..fittings.epochs import Pairs
 from ..fittings.means import Mean
+from ..fittings.resuming import OPTIONS, options_of, read_checkpoint, require_same_options, require_whole
 from ..fittings.wrapper import Loss
 from ..groups import Grouping
 from ..judging import Judge
@@ -89,6 +91,7 @@ class TwinModule(Mean):
     mean; `twins`, `bootstrap` are what they are elsewhere. Gradients are clipped for each twin by itself. One process
     or `strategy="ddp"`; optimization must be automatic.
 
+    >>> import torch
     >>> class Line(pl.LightningModule):
     ...     def __init__(self):
     ...         super().__init__()
@@ -129,16 +132,20 @@ class TwinModule(Mean):
         require_map_style(dataset)
         limits.require_module(module)
         limits.require_loss(resample, loss)
+        options = {} if options is None else options
+        limits.require_options(options)
+        seed = seeds.checked(seed)
+        due = None if reset is None else resets.checked(reset, resets.every(1))  # None for the usual one
+        bootstrap = Bootstrap(len(dataset), seed=seed) if bootstrap is None else bootstrap  # type: ignore[arg-type]
+        made = partial(Pairs, dataset, bootstrap, batch_size, resample, seed=seed, **options)
+        pairs = made()  # which refuses what does not go together, before anything is copied
         own: Any = replicate(module, share_frozen=False)[0]  # a checkpoint, or a step, may write into frozen weights
         if is_overridden("configure_model", own):
             own.configure_model()
-        bootstrap = bootstrap or Bootstrap(len(dataset), seed=seed)  # type: ignore[arg-type]
-        judge = Judge(dataset, bootstrap, batch_size, seed, options or {})
+        judge = Judge(dataset, bootstrap, batch_size, seed, options)
         super().__init__(own, Twins(own, bootstrap.replicas, groups, seed), loss, judge)
         self.bootstrap, self.seed, self.mode, self.noise, self.pooled = bootstrap, seed, mode, noise, pooled
-        self.due = reset if reset is None else resets.checked(reset, resets.every(1))  # None for the usual one
-        self._made = partial(Pairs, dataset, bootstrap, batch_size, resample, seed=seed, **(options or {}))
-        self.pairs = self._made()
+        self.due, self._made, self.pairs = due, made, pairs
         self._place: dict[str, Any] | None = None  # in the epochs, from a checkpoint
         self._stepped = False  # since the last batch began
         self._noise = ExitStack()
@@ -146,8 +153,11 @@ class TwinModule(Mean):
         self._losses: list[Tensor] = []  # of theirs, until `backward`
 
     def restore(self, path: str | os.PathLike[str]) -> Self:
-        """Take the twins from a checkpoint, for `estimate()`; to go on with a run, give `fit` its `ckpt_path`."""
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        """Take the twins from a checkpoint, for `estimate()`; to go on with a run, give `fit` its `ckpt_path`.
+
+        A file that is damaged, or holds something else, is refused.
+        """
+        checkpoint = read_checkpoint(path)
         self.on_load_checkpoint(checkpoint)
         self.load_state_dict(checkpoint["state_dict"])
         return self
@@ -252,12 +262,12 @@ class TwinModule(Mean):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["twins"] = checkpoint["state_dict"]
         checkpoint["pairs"], checkpoint["stepped"] = self.pairs.state_dict(), self._stepped
-        checkpoint["scale"] = self.bootstrap.scale
+        checkpoint["scale"], checkpoint[OPTIONS] = self.bootstrap.scale, options_of(self)
         checkpoint["state_dict"] = self.known_mean().module.state_dict()
         self.module.on_save_checkpoint(checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if "twins" not in checkpoint:
+        if not {"twins", "state_dict", "pairs"} <= checkpoint.keys():
             raise ValueError(
                 "this is no checkpoint of a TwinModule: to start from a single model, load it before TwinModule(...)."
             )
@@ -266,6 +276,11 @@ class TwinModule(Mean):
                 "the twins of this checkpoint divided their samples, or those here do and they did not, so that sigma "
                 "would be wrong: give TwinModule the bootstrap of then."
             )
+        path = self.trainer.ckpt_path if self.running() else None  # from where Lightning has read it
+        if path is not None and is_zipfile(path):
+            require_whole(path)
+        if self.fitting():
+            require_same_options(checkpoint, self)
         self.module.on_load_checkpoint(checkpoint)
         self._saved, checkpoint["state_dict"] = checkpoint["state_dict"], checkpoint["twins"]
         if self.fitting():
