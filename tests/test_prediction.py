@@ -116,7 +116,7 @@ def test_predictions_can_be_compared_and_kept_in_a_set() -> None:
 
 def test_targets_that_are_no_real_numbers_get_a_sentence() -> None:
     values = Prediction("regression", torch.zeros(2), torch.ones(2))
-    with pytest.raises(TypeError, match="the target must be real numbers, not torch.complex64"):
+    with pytest.raises(TypeError, match=r"the target must be real numbers, not torch.complex64"):
         values.nll(torch.zeros(2, dtype=torch.complex64))
     with pytest.raises(TypeError, match="the target must be a tensor, not list"):
         values.nll([0.0, 0.0])  # type: ignore[arg-type]

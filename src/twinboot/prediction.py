@@ -94,7 +94,7 @@ class Prediction:
         elif not isinstance(noise, Tensor):
             require_number("noise", noise)
             noise = float(noise)
-        elif noise.is_meta or noise.is_sparse or noise.is_complex() or not bool(((noise >= 0) & noise.isfinite()).all()):
+        elif not _are_deviations(noise):
             raise ValueError("noise must be finite standard deviations of at least 0.")
         elif (*noise.shape, 1) == self.mean.shape:  # [n] stands for [n, 1], as targets do in `fit`
             noise = noise.unsqueeze(-1)
@@ -131,6 +131,12 @@ class Prediction:
         if self.task not in tasks:
             known = " or ".join(f'task="{task}"' for task in tasks)
             raise AttributeError(f'{name} is for {known}, but this prediction was made with task="{self.task}".')
+
+
+def _are_deviations(noise: Tensor) -> bool:
+    if noise.is_meta or noise.layout != torch.strided or noise.is_complex():
+        return False
+    return bool(((noise >= 0) & noise.isfinite()).all())
 
 
 def checked_labels(labels: Tensor, output: Tensor) -> Tensor:
