@@ -200,7 +200,7 @@ def measure(case: Case) -> dict[str, list[float]]:
         torch._foreach_copy_(weights, clean)
 
     def predict(k: int, vectorize: bool) -> None:
-        estimate.predict(batch(k)[0], samples=8, vectorize=vectorize)
+        estimate.predict(batch(k)[0], samples=8, task="classification", vectorize=vectorize)
 
     calls: dict[str, Callable[[int], None]] = {
         "plain step": lambda k: plain.step(*batch(k)),

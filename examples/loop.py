@@ -34,6 +34,6 @@ for epoch in range(1, 7):
 
 estimate = twins.estimate()  # the mean weights and sigma: what you keep
 for name, samples in (("mean", 0), ("32 draws", 32)):
-    prediction = estimate.predict(test_x, samples)
+    prediction = estimate.predict(test_x, samples, task="classification")
     accuracy = (prediction.labels == test_y).float().mean()
     print(f"{name}: accuracy {accuracy:.3f}, NLL {prediction.nll(test_y).mean():.3f}")

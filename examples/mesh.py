@@ -42,7 +42,7 @@ for _ in range(6):
 
 estimate = twins.estimate()  # the mean weights and sigma, in all processes
 if distributed.get_rank() == 0:
-    accuracy = (estimate.predict(test_x).labels == test_y).float().mean()
+    accuracy = (estimate.predict(test_x, task="classification").labels == test_y).float().mean()
     sent = twins.bytes_sent()
     print(f"{ranks} processes, accuracy {accuracy:.3f}")
     print(f"sent for sigma: {sent['update']:.0f} bytes a step, of {sent['exchange']} bytes of weights")

@@ -69,7 +69,8 @@ def main(shard: bool, folder: Path, epochs: int, batch: int = 64) -> None:
 
     estimate = twins.estimate(model)  # whole, on each rank
     if distributed.get_rank() == 0:
-        prediction = estimate.predict(datasets.standardised(digits.test_x, moments), samples=8)
+        test_x = datasets.standardised(digits.test_x, moments)
+        prediction = estimate.predict(test_x, samples=8, task="classification")
         accuracy = (prediction.labels == digits.test_y).float().mean()
         print(f"processes: {distributed.get_world_size()}, {len(loader)} steps an epoch: accuracy {accuracy:.3f}")
         estimate.save(folder / "estimate.safetensors")

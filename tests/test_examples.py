@@ -1,4 +1,4 @@
-"""The examples run as they are."""
+"""The examples run as they are, and those that say nothing of an extra need none."""
 
 import os
 import re
@@ -9,6 +9,32 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+# Python runs this at its start, in processes that an example begins, too. What is None there cannot be imported.
+CORE_ALONE = """
+import sys
+
+extras = "pandas matplotlib tyro rich jinja2 markupsafe torchmetrics sklearn scipy lightning transformers peft deepwave"
+sys.modules.update(dict.fromkeys(extras.split()))
+"""
+
+
+@pytest.fixture
+def core(tmp_path: Path) -> dict[str, str]:
+    """The environment of a machine that has the core of the package alone, without its extras."""
+    (tmp_path / "sitecustomize.py").write_text(CORE_ALONE)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+
+
+def test_data_sets_and_networks_need_the_core_alone(core: dict[str, str]) -> None:
+    code = "import twinboot.experiments.datasets, twinboot.experiments.networks"
+    assert subprocess.run([sys.executable, "-c", code], env=core).returncode == 0
+    done = subprocess.run([sys.executable, "-m", "twinboot"], env=core, capture_output=True, text=True)
+    assert done.stderr.startswith("twinboot: the command line needs more packages (")
+
+
+def alone(example: str, core: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(EXAMPLES / example)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=core)
 
 
 def test_deblurring_halves_the_error_and_knows_where_it_is(tmp_path: Path) -> None:
@@ -20,8 +46,8 @@ def test_deblurring_halves_the_error_and_knows_where_it_is(tmp_path: Path) -> No
     assert (tmp_path / "deblur.png").stat().st_size > 10_000
 
 
-def test_digits_are_learned_in_one_call_and_doubt_finds_the_errors() -> None:
-    said = subprocess.run([sys.executable, str(EXAMPLES / "digits.py")], capture_output=True, text=True, check=True)
+def test_digits_are_learned_in_one_call_and_doubt_finds_the_errors(core: dict[str, str]) -> None:
+    said = alone("digits.py", core)
     accuracy, pairs = re.search(r"accuracy (0\.\d+)", said.stdout), re.search(r"in (\d+)% of all pairs", said.stdout)
     assert accuracy is not None
     assert pairs is not None
@@ -31,8 +57,8 @@ def test_digits_are_learned_in_one_call_and_doubt_finds_the_errors() -> None:
     assert "Warning" not in said.stderr
 
 
-def test_the_plain_loop_learns_and_tells_of_mean_and_draws() -> None:
-    said = subprocess.run([sys.executable, str(EXAMPLES / "loop.py")], capture_output=True, text=True, check=True)
+def test_the_plain_loop_learns_and_tells_of_mean_and_draws(core: dict[str, str]) -> None:
+    said = alone("loop.py", core)
     found = re.findall(r"accuracy (0\.\d+), NLL (0\.\d+)", said.stdout)
     assert said.stdout.startswith("mean: ")
     assert len(found) == 2
@@ -40,8 +66,8 @@ def test_the_plain_loop_learns_and_tells_of_mean_and_draws() -> None:
     assert said.stderr == ""
 
 
-def test_a_frozen_backbone_is_shared_by_the_twins_and_the_head_learns_from_few_labels() -> None:
-    said = subprocess.run([sys.executable, str(EXAMPLES / "head.py")], capture_output=True, text=True, check=True)
+def test_a_frozen_backbone_is_shared_by_the_twins_and_the_head_learns_from_few_labels(core: dict[str, str]) -> None:
+    said = alone("head.py", core)
     accuracy = re.search(r"accuracy (0\.\d+)", said.stdout)
     counts = re.search(r"hold (\d+) parameters, two copies would hold (\d+); backbone shared: True", said.stdout)
     assert accuracy is not None
@@ -53,11 +79,11 @@ def test_a_frozen_backbone_is_shared_by_the_twins_and_the_head_learns_from_few_l
     assert said.stderr == ""
 
 
-def test_twins_in_two_processes_learn_and_send_little() -> None:
+def test_twins_in_two_processes_learn_and_send_little(core: dict[str, str]) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    alone = {**os.environ, "OMP_NUM_THREADS": "1"}  # which torchrun would set, and say so
+    core["OMP_NUM_THREADS"] = "1"  # which torchrun would set, and say so
     command = [*torchrun, str(EXAMPLES / "mesh.py")]
-    said = subprocess.run(command, capture_output=True, text=True, check=True, env=alone, timeout=120)
+    said = subprocess.run(command, capture_output=True, text=True, check=True, env=core, timeout=120)
     accuracy = re.search(r"2 processes, accuracy (0\.\d+)", said.stdout)
     sent = re.search(r"sent for sigma: (\d+) bytes a step, of (\d+) bytes of weights", said.stdout)
     assert accuracy is not None

@@ -19,6 +19,7 @@ from twinboot.experiments.experiment import Verdict
 from twinboot.experiments.store import carry_out, load
 from twinboot.report import ORDER, TITLE, _reasons, write_page, write_report
 
+TOY = toy.TITLE.replace("<", "&lt;")  # in Markdown
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
 
@@ -214,13 +215,59 @@ def test_a_page_of_the_docs_has_its_figures_beside_it(
     text = (docs / "toys.md").read_text()
     assert text.startswith("# Of toys\n\n- Claims of the paper: ")
     assert "\n\nThey are small.\n\n| experiment |" in text
-    assert f"![{toy.TITLE}](figures/toy-second.png)\n\n*{toy.CAPTION}*\n" in text
-    assert f"[{toy.TITLE}](first/figure.png)" in page.with_suffix(".md").read_text()  # where the figure of a run is
+    assert f"![{TOY}](figures/toy-second.png)\n\n*{toy.CAPTION}*\n" in text
+    assert f"[{TOY}](first/figure.png)" in page.with_suffix(".md").read_text()  # where the figure of a run is
+
+
+def told(tmp_path: Path, words: dict[str, str] | None = None, **about: Any) -> tuple[str, str]:
+    """The Markdown of both kinds, where run.json says so."""
+    run = load(tmp_path / "first", {"first": toy})
+    runs = [(replace(run, about=run.about | about), tmp_path / "first")]
+    html = write_report(runs, {"first": toy}, tmp_path, **(words or {}))
+    assert "<script>alert" not in html.read_text()
+    docs = write_page(runs, {"first": toy}, tmp_path / "docs" / "toys.md", **(words or {}))
+    return html.with_suffix(".md").read_text(), docs.read_text()
+
+
+def test_what_an_experiment_says_is_no_markup_in_markdown_either(page: Path, tmp_path: Path) -> None:
+    for text in told(tmp_path):
+        assert "\n  &lt;script>alert(1)&lt;/script>\n" in text
+        assert set(re.findall(r"<[^ ][^>]*>", text)) == {'<a id="first">', "</a>", "<br>"}  # what the page itself has
+
+
+@pytest.mark.parametrize("key", ["twinboot", "revision", "torch", "platform"])
+def test_what_a_file_says_is_text_in_markdown(key: str, page: Path, tmp_path: Path) -> None:
+    said = "a <script>alert(1)</script>, <https://x.y>, [b](javascript:c), &lt;, 1 < 2 & 3"
+    shown = "a &lt;script>alert(1)&lt;/script>, &lt;https://x.y>, [b]\\(javascript:c), &amp;lt;, 1 < 2 & 3"
+    for text in told(tmp_path, **{key: said}):
+        assert shown in text
+        assert "<script" not in text
+
+
+def test_a_cell_of_a_table_stays_in_its_row(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pd.DataFrame({"set <i>": ["a\nb | <script>alert(1)"]})
+    monkeypatch.setattr(toy, "numbers", lambda config, tables: {"Of\nsets": table})
+    for text in told(tmp_path):
+        assert "\nOf sets:\n\n| set &lt;i> |\n|---|\n| a b \\| &lt;script>alert(1) |\n" in text
+
+
+def test_an_author_writes_markdown_without_html(page: Path, tmp_path: Path) -> None:
+    words = {"title": "Of *toys* <b>", "about": "See [them](toys.html)\nor <https://x.y>: <script>alert(1)</script>"}
+    for text in told(tmp_path, words):
+        assert text.startswith("# Of *toys* &lt;b>\n")
+        assert "\nSee [them](toys.html)\nor <https://x.y>: &lt;script>alert(1)&lt;/script>\n" in text
+
+
+def test_a_command_stays_in_its_span_of_code(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for command, span in (("a", "`a`"), ("a `` <i> `b`", "``` a `` &lt;i> `b` ```")):
+        monkeypatch.setattr("twinboot.report.command", lambda *_, command=command: command)
+        for text in told(tmp_path):
+            assert f"\nBy {span}: twinboot" in text
 
 
 def test_the_words_open_with_a_table_of_what_came_out(page: Path) -> None:
     text = page.with_suffix(".md").read_text()
-    rows = [f"| [{toy.TITLE}](#{name}) | 1 held, 1 not held | 1 held |\n" for name in ("first", "second")]
+    rows = [f"| [{TOY}](#{name}) | 1 held, 1 not held | 1 held |\n" for name in ("first", "second")]
     assert "|---|---|---|\n" + "".join(rows) + "\n## How" in text
     assert '\n<a id="first"></a>\n' in text
 
@@ -230,7 +277,7 @@ def test_both_pages_say_how_to_read_them_in_the_same_words(page: Path) -> None:
     told = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", marked)
     assert told == re.findall(r"^- \*\*(.*?)\*\*: (.*)$", plain, re.MULTILINE)
     assert [word for word, _ in told][:5] == [*(status.capitalize() for status in ORDER), "±"]
-    assert plain.index("## How to read this") < plain.index(f"## {toy.TITLE}")
+    assert plain.index("## How to read this") < plain.index(f"## {TOY}")
 
 
 def test_the_page_explains_each_column_of_the_images(page: Path) -> None:

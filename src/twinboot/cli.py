@@ -27,9 +27,9 @@ try:
     from . import __version__, plots
     from .checkpoints import DamagedError
     from .commands import Redraw, Report, Reproduce, RunExperiment, UsageError, parse
-    from .experiments import EXPERIMENTS
     from .experiments.experiment import Part, Tick, UnavailableError, label
-    from .experiments.store import Run, RunError, UnfinishedError, carry_out, load
+    from .experiments.registry import EXPERIMENTS
+    from .experiments.store import Run, RunError, UnfinishedError, carry_out, load, shown
     from .report import write_page, write_report
 except ImportError as error:
     raise SystemExit(f"twinboot: the command line needs more packages ({error}): {how_to_install('cli')}") from None
@@ -64,7 +64,8 @@ def _carry_out(arguments: list[str]) -> None:
     command = parse(arguments, EXPERIMENTS)
     if isinstance(command, RunExperiment):
         run, place = _run(arguments[0], command.config, command.out, command.jobs)
-        _tell(run)
+        with shown(run, place):
+            _tell(run)
         print(f"figure: {_draw(run, place)}")
     elif isinstance(command, Reproduce):
         _reproduce(command)
@@ -155,7 +156,8 @@ def _runs_in(directory: Path) -> list[Path]:
 
 def _draw(run: Run, directory: Path) -> Path:
     console = Console(stderr=True)
-    with console.status(f"{run.name}: drawing") if console.is_terminal else contextlib.nullcontext():
+    status = console.status(f"{run.name}: drawing") if console.is_terminal else contextlib.nullcontext()
+    with status, shown(run, directory):
         return plots.save(lambda: EXPERIMENTS[run.name].figure(run.config, run.tables), directory)
 
 

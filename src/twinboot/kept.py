@@ -8,13 +8,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from markupsafe import Markup
+
 START = re.compile(r'^<a id="([^"]+)"></a>$', re.MULTILINE)
 ROW = r"^\| \[(.*)\]\(#{name}\) \|(.*)\|(.*)\|$"  # of the table at the top
 COMMAND = re.compile(r"^By `(.*)`: ", re.MULTILINE)
 
 
 def sections_of(page: str) -> list[dict[str, Any]]:
-    """What a report needs to know of each section, and its text."""
+    """What a report needs to know of each section, and its text, as the Markdown that it is."""
     _, *found = START.split(page)
     if page.strip() and not found:
         raise ValueError("the page has no section that a report wrote: nothing of it was changed.")
@@ -27,10 +29,10 @@ def _section(name: str, text: str, page: str) -> dict[str, Any]:
         raise ValueError(f"the page has a section {name!r} that no report wrote: nothing of it was changed.")
     title, *counts = row.groups()
     return {
-        "name": name,
-        "title": title,
+        "name": Markup(name),
+        "title": Markup(title),
         "counts": [_count(own) for own in counts],
-        "text": text,
+        "text": Markup(text),
         "command": command[1],
     }
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import base64
 import inspect
+import re
 import shutil
 import textwrap
 from collections import Counter
@@ -20,12 +21,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, select_autoescape
+from jinja2 import Environment, PackageLoader
+from markupsafe import Markup
 
 from . import __version__, plots
 from .atomic import replacing
 from .experiments.experiment import Experiment, Status, Verdict, command, label
-from .experiments.store import Run
+from .experiments.store import Run, shown
 from .kept import sections_of
 
 ORDER: tuple[Status, ...] = ("held", "partly", "not held", "undecided")
@@ -73,11 +75,45 @@ def write_page(
 
 
 def _render(template: str, content: Mapping[str, Any], path: Path) -> Path:
-    escape = select_autoescape(["html"])
-    pages = Environment(loader=PackageLoader("twinboot"), autoescape=escape, trim_blocks=True, lstrip_blocks=True)
+    """HTML escapes what is put in by itself; Markdown has to be told how."""
+    html = template.endswith(".html")
+    pages = Environment(
+        loader=PackageLoader("twinboot"),
+        autoescape=html,
+        finalize=None if html else _as_text,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    pages.filters |= {"without_html": without_html, "as_code": _as_code}
     with replacing(path) as partial:
         partial.write_text(pages.get_template(template).render(content), encoding="utf-8")
     return path
+
+
+def without_html(markdown: str) -> Markup:
+    """Markdown whose HTML tags are shown and do nothing. Links in angle brackets stay.
+
+    >>> print(without_html("*So* <b>bold</b>, 1 < 2, <https://example.org>"))
+    *So* &lt;b>bold&lt;/b>, 1 < 2, <https://example.org>
+    """
+    return Markup(re.sub(r"<(?=[a-zA-Z/!?])(?!https?://[^\s<>]*>)", "&lt;", markdown))
+
+
+def _as_text(value: object) -> str:
+    """What Markdown shows as it is: one line, with no HTML and no link."""
+    if isinstance(value, Markup):  # Markdown already
+        return value
+    line = " ".join(str(value).splitlines())
+    for pattern, escaped in ((r"&(?=#?\w+;)", "&amp;"), (r"<(?=[a-zA-Z/!?])", "&lt;"), (r"\]\(", r"]\\(")):
+        line = re.sub(pattern, escaped, line)
+    return line
+
+
+def _as_code(text: str) -> Markup:
+    """A span of code, whose fence is longer than any row of backticks in it."""
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    room = " " * (len(fence) > 1)
+    return Markup(f"{fence}{room}{_as_text(text)}{room}{fence}")
 
 
 def _content(
@@ -130,8 +166,9 @@ def _ordered(count: Mapping[str, int]) -> list[tuple[str, int]]:
 
 def _section(run: Run, place: Path, experiment: Experiment) -> dict[str, Any]:
     light, dark = (_embedded(place / name) for name in plots.FILES)
-    numbers, reasons = experiment.numbers(run.config, run.tables), _reasons(experiment.Config)
-    verdicts = experiment.verdicts(run.config, run.tables)
+    reasons = _reasons(experiment.Config)
+    with shown(run, place):
+        numbers, verdicts = experiment.numbers(run.config, run.tables), experiment.verdicts(run.config, run.tables)
     return {
         "name": label(run.name, experiment, run.config),
         "title": experiment.TITLE + (f" ({run.config.preset})" if hasattr(run.config, "preset") else ""),

@@ -10,6 +10,7 @@ from contest import TASK, network, patterns, trained
 from torch.utils.data import TensorDataset
 
 from twinboot import Bootstrap, Estimate, fit, resets
+from twinboot.checkpoints import DamagedError
 from twinboot.experiments.image_twins import twins
 from twinboot.experiments.recipes import TWINS, Recipe
 from twinboot.optimizers import adam
@@ -94,12 +95,12 @@ def test_draws_have_as_much_of_sigma_as_the_recipe_says(tmp_path: Path) -> None:
     x, _ = patterns(20, 2)
     last = Estimate.load(tmp_path / "a" / "last.safetensors", network())
     assert last.scale == TWINS["twins-pooled"][1].scale == 2.4
-    expected = last.predict(x, TASK.samples, seed=TASK.seed).probs
+    expected = last.predict(x, TASK.samples, "classification", seed=TASK.seed).probs
     assert torch.equal(found.rows["Twin-Boot with pooled gradients, last epoch alone"](x), expected)
     ends = [Estimate.load(tmp_path / "a" / "earlier.safetensors", network()).scale, last.scale]
     assert ends == [2.4, 2.4]
     last.scale = 1.0
-    assert not torch.equal(last.predict(x, TASK.samples, seed=TASK.seed).probs, expected)
+    assert not torch.equal(last.predict(x, TASK.samples, "classification", seed=TASK.seed).probs, expected)
 
 
 def test_twins_with_dropout_draw_its_masks_too_and_their_mean_does_not(tmp_path: Path) -> None:
@@ -108,9 +109,9 @@ def test_twins_with_dropout_draw_its_masks_too_and_their_mean_does_not(tmp_path:
     last = Estimate.load(tmp_path / "a" / "last.safetensors", network(dropout=0.1))
     assert last.dropout
     drawn = found.rows["Twin-Boot with dropout, last epoch alone"](x)
-    assert torch.equal(drawn, last.predict(x, TASK.samples, seed=TASK.seed).probs)
+    assert torch.equal(drawn, last.predict(x, TASK.samples, "classification", seed=TASK.seed).probs)
     last.dropout = False
-    assert not torch.equal(drawn, last.predict(x, TASK.samples, seed=TASK.seed).probs)
+    assert not torch.equal(drawn, last.predict(x, TASK.samples, "classification", seed=TASK.seed).probs)
     of_mean = found.rows["Twin-Boot with dropout, mean"]
     assert torch.equal(of_mean(x), of_mean(x))
 
@@ -120,3 +121,14 @@ def test_what_is_kept_of_a_training_has_the_scale_of_the_recipe_too(tmp_path: Pa
     found = twins(replace(TASK, epochs=2), tmp_path, lambda: None, name="still", recipe=Recipe(scale=0.0))
     x, _ = patterns(20, 2)
     torch.testing.assert_close(found.rows["still"](x), found.rows["still, mean"](x))
+
+
+@pytest.mark.parametrize("file", ["look-1.json", "last.safetensors"])
+def test_what_was_kept_before_a_stop_and_is_damaged_is_told_in_one_sentence(file: str, tmp_path: Path) -> None:
+    task = replace(TASK, epochs=2)
+    trained("twins", tmp_path / "a", task)
+    content = (tmp_path / "a" / file).read_bytes()
+    for damaged in (content[:-20], content.replace(b"1", b"2"), b""):
+        (tmp_path / "a" / file).write_bytes(damaged)
+        with pytest.raises(DamagedError, match=rf"{file} is damaged: delete .*a, and this part begins anew\.$"):
+            trained("twins", tmp_path / "a", task)

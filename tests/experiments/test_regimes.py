@@ -7,10 +7,11 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from twinboot.experiments import EXPERIMENTS, regimes
+from twinboot.experiments import regimes
 from twinboot.experiments.experiment import Part, Tick
 from twinboot.experiments.kernels import Task, problem
 from twinboot.experiments.regimes import AXES, COMPARISONS, END, OURS, PAPER, STOPPED
+from twinboot.experiments.registry import EXPERIMENTS
 from twinboot.experiments.store import Run, carry_out
 
 TINY = regimes.Config(rows=(64, 80), noise=(0.3,), beta=(1.0,), width=(1.0,), spread=(0.7, 1.0), seeds=2, steps=3)

@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from twinboot.experiments import EXPERIMENTS, seismic, seismic_run
+from twinboot.experiments import seismic, seismic_run
 from twinboot.experiments.experiment import Part, Tick
 from twinboot.experiments.kernels import SIDE
+from twinboot.experiments.registry import EXPERIMENTS
 from twinboot.experiments.scores import LEVELS
 from twinboot.experiments.seismic_run import PENALTIES, ROWS, RUNS, SHOWN
 from twinboot.experiments.store import Run, carry_out

@@ -1,7 +1,13 @@
 import json
+import math
 import os
+import shutil
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +17,7 @@ import torch
 import toy
 
 import twinboot
-from twinboot.experiments import parts
+from twinboot.experiments import parts, sealed
 from twinboot.experiments.experiment import Part
 from twinboot.experiments.store import RunError, UnfinishedError, carry_out, load
 
@@ -31,6 +37,14 @@ def stop_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(toy, "before", stop)
+
+
+def change(directory: Path, **values: Any) -> None:
+    """Other values in run.json, without a checksum, as versions before it wrote none."""
+    path = directory / "run.json"
+    about = json.loads(path.read_text()) | values
+    about.pop("checksum", None)
+    path.write_text(json.dumps(about))
 
 
 def files(directory: Path) -> dict[str, bytes]:
@@ -101,9 +115,7 @@ def test_another_config_in_the_same_place_is_refused(tmp_path: Path) -> None:
 
 def test_a_run_from_before_a_setting_was_there_had_its_default(tmp_path: Path) -> None:
     carry_out("toy", toy, toy.Config(), tmp_path)
-    about = json.loads((tmp_path / "run.json").read_text())
-    del about["config"]["scale"]
-    (tmp_path / "run.json").write_text(json.dumps(about))
+    change(tmp_path, config={"sizes": [1, 2], "seed": 0})
     assert carry_out("toy", toy, toy.Config(), tmp_path).config == toy.Config()
     with pytest.raises(RunError, match=r"scale 1.0, not 3.0: choose another"):
         carry_out("toy", toy, toy.Config(scale=3.0), tmp_path)
@@ -127,6 +139,37 @@ def test_a_run_from_before_a_setting_was_there_had_its_default(tmp_path: Path) -
         (lambda d: change(d, experiment="seismic"), "an experiment that this version does not have"),
         (lambda d: change(d, config={"nonsense": 1}), "config in .* is damaged"),
         (lambda d: change(d, config={"scale": -1.0}), "config in .* is damaged"),
+        (lambda d: change(d, config={"scale": "1"}), "config in .* is damaged"),
+        (lambda d: change(d, config={"sizes": [[1], 2]}), "config in .* is damaged"),
+        (lambda d: change(d, config={"seed": 10**400}), "run.json is damaged"),
+        (lambda d: change(d, config={"scale": math.inf}), "run.json is damaged"),
+        (lambda d: change(d, config={"scale": math.nan}), "run.json is damaged"),
+        (lambda d: change(d, seconds=10**400), "run.json is damaged"),
+        (lambda d: change(d, seconds=math.inf), "run.json is damaged"),
+        (lambda d: change(d, seconds=1e300), "run.json is damaged"),
+        (lambda d: change(d, seconds=-1), "run.json is damaged"),
+        (lambda d: change(d, seconds="1"), "run.json is damaged"),
+        (lambda d: change(d, format=10**400), "run.json is damaged"),
+        (lambda d: change(d, format="2\n"), "run.json is damaged"),
+        (lambda d: change(d, platform=["Linux"]), "run.json is damaged"),
+        (lambda d: change(d, platform="Linux\n# A title"), "run.json is damaged"),
+        (lambda d: change(d, platform="\ud800"), "run.json is damaged"),
+        (lambda d: change(d, revision=1), "run.json is damaged"),
+        (lambda d: change(d, more=1), "run.json is damaged"),
+        (lambda d: change(d, config={"scale": nested(100)}), "config in .* is damaged"),
+        (lambda d: (d / "run.json").write_text("[" * 100_000), "run.json is damaged"),
+        (lambda d: (d / "run.json").write_text('{"format": ' + "1" * 5000 + "}"), "run.json is damaged"),
+        (lambda d: (d / "run.json").write_text('{"format": 1e999}'), "run.json is damaged"),
+        (lambda d: alter(d / "run.json", b"Linux", b"Lynux"), "run.json is damaged"),
+        (lambda d: alter(d / "run.json", b'"checksum"', b'"checksun"'), "run.json is damaged"),
+        (lambda d: change(d, tables={"../numbers": "0"}), "run.json is damaged"),
+        (lambda d: change(d, tables={"/etc/numbers": "0"}), "run.json is damaged"),
+        (lambda d: change(d, tables={"a\\numbers": "0"}), "run.json is damaged"),
+        (lambda d: change(d, tables={"": "0"}), "run.json is damaged"),
+        (lambda d: change(d, tables={"numbers": 7}), "numbers.csv is damaged"),
+        (lambda d: table(d, b""), "numbers.csv is damaged"),
+        (lambda d: table(d, b"\xff\xfe\x00"), "numbers.csv is damaged"),
+        (lambda d: table(d, b'a,b\n"1,2\n'), "numbers.csv is damaged"),
     ],
 )
 def test_damage_is_told_in_one_sentence(tmp_path: Path, damage: Any, message: str) -> None:
@@ -137,9 +180,115 @@ def test_damage_is_told_in_one_sentence(tmp_path: Path, damage: Any, message: st
     assert "\n" not in str(caught.value)
 
 
-def change(directory: Path, **values: Any) -> None:
-    path = directory / "run.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else []
+
+
+def alter(path: Path, old: bytes, new: bytes) -> None:
+    assert path.read_bytes().count(old) == 1
+    path.write_bytes(path.read_bytes().replace(old, new))
+
+
+def table(directory: Path, content: bytes) -> None:
+    """Another table, whose checksum is right."""
+    (directory / "numbers.csv").write_bytes(content)
+    change(directory, tables={"numbers": sealed.checksum(content)})
+
+
+def corrupted(content: bytes, random: Random) -> bytes:
+    """Up to three bytes or bits changed, put in or taken away, or the end cut off."""
+    found = bytearray(content)
+    for _ in range(random.randint(1, 3)):
+        where = random.randrange(len(found))
+        match random.randrange(5):
+            case 0:
+                found[where] ^= 1 << random.randrange(8)
+            case 1:
+                found[where] = random.choice(b'0123456789-+.eE"{}[],:/\\<')
+            case 2:
+                found.insert(where, random.choice(found))
+            case 3:
+                del found[where : where + random.choice((1, 1, 8, 64))]
+            case 4 if len(found) > 1:
+                del found[random.randrange(1, len(found)) :]
+        if not found:
+            break
+    return bytes(found)
+
+
+@pytest.mark.parametrize("file", ["run.json", "numbers.csv"])
+def test_a_corrupted_run_is_the_same_or_refused_in_one_sentence(file: str, tmp_path: Path) -> None:
+    run, random = replace(carry_out("toy", toy, toy.Config(), tmp_path), fresh=False), Random(0)
+    content, refused = (tmp_path / file).read_bytes(), list[str]()
+    for _ in range(400):
+        (tmp_path / file).write_bytes(corrupted(content, random))
+        for read in (partial(load, tmp_path, TOYS), partial(carry_out, "toy", toy, toy.Config(), tmp_path)):
+            try:
+                again = read()
+            except RunError as error:
+                refused.append(str(error))
+            else:
+                assert (again.name, again.config, again.about) == (run.name, run.config, run.about)
+                pd.testing.assert_frame_equal(again.tables["numbers"], run.tables["numbers"], check_exact=True)
+    assert len(refused) > 600  # white space may change
+    assert not any("\n" in sentence for sentence in refused)
+
+
+def test_a_corrupted_part_is_the_same_or_refused_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop_at("part-2", monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        carry_out("toy", toy, toy.Config(), tmp_path / "stopped")
+    monkeypatch.undo()
+    random, tables, refused = Random(1), set(), list[str]()
+    for number in range(200):
+        shutil.copytree(tmp_path / "stopped", tmp_path / str(number))
+        file = tmp_path / str(number) / "parts" / "part-0" / random.choice(("part.json", "numbers.csv"))
+        file.write_bytes(corrupted(file.read_bytes(), random))
+        try:
+            carry_out("toy", toy, toy.Config(), tmp_path / str(number))
+        except RunError as error:
+            refused.append(str(error))
+        else:
+            tables.add(files(tmp_path / str(number))["numbers.csv"])
+    carry_out("toy", toy, toy.Config(), tmp_path / "stopped")
+    assert tables <= set(files(tmp_path / "stopped").values())  # none, or the only one
+    assert len(refused) > 150
+    assert not any("\n" in sentence for sentence in refused)
+
+
+def test_a_corrupted_run_without_a_checksum_never_fails_with_a_traceback(tmp_path: Path) -> None:
+    """Versions before the checksum wrote such. What is taken for another run can still be shown."""
+    carry_out("toy", toy, toy.Config(), tmp_path)
+    change(tmp_path)
+    content, random, loaded = (tmp_path / "run.json").read_bytes(), Random(2), 0
+    for _ in range(400):
+        (tmp_path / "run.json").write_bytes(corrupted(content, random))
+        with suppress(RunError):
+            run = load(tmp_path, TOYS)
+            loaded += 1
+            assert f"{run.about['seconds']:.1f}{run.about['platform']}".encode()
+        with suppress(RunError):
+            carry_out("toy", toy, toy.Config(), tmp_path)
+    assert loaded
+
+
+def test_a_name_that_is_a_path_does_not_leave_the_directory_of_the_run(tmp_path: Path) -> None:
+    carry_out("toy", toy, toy.Config(), tmp_path / "run")
+    content = b"part,value,word\n0,1,NA\n"
+    (tmp_path / "outside.csv").write_bytes(content)
+    change(tmp_path / "run", tables={"../outside": sealed.checksum(content)})
+    with pytest.raises(RunError, match=r"run\.json is damaged"):
+        load(tmp_path / "run", TOYS)
+
+
+def test_a_config_that_could_not_be_read_again_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
+    for config in (toy.Config(scale=math.inf), toy.Config(seed=10**400)):
+        with pytest.raises(RunError, match="this config can't be written to"):
+            carry_out("toy", toy, config, tmp_path / "run")
+    assert toy.computed == []
+    assert not (tmp_path / "run" / "run.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -148,7 +297,12 @@ def change(directory: Path, **values: Any) -> None:
         ("numbers.csv", "part,value,word\n0,999,NA\n", "numbers.csv is damaged"),
         ("numbers.csv", "", "numbers.csv is damaged"),
         ("part.json", "{", "part-0 is damaged: delete it"),
-        ("part.json", '{"seconds": "long", "tables": {}}', "part-0 is damaged: delete it"),
+        ("part.json", '{"seconds": "long", "revision": null, "tables": {}}', "part-0 is damaged: delete it"),
+        ("part.json", '{"seconds": 1e999, "revision": null, "tables": {}}', "part-0 is damaged: delete it"),
+        ("part.json", '{"seconds": 1e308, "revision": null, "tables": {}}', "part-0 is damaged: delete it"),
+        ("part.json", '{"seconds": 1, "revision": 7, "tables": {}}', "part-0 is damaged: delete it"),
+        ("part.json", '{"seconds": 1, "revision": null, "tables": {"../../run": ""}}', "part-0 is damaged: delete it"),
+        ("part.json", "[" * 100_000, "part-0 is damaged: delete it"),
     ],
 )
 def test_a_part_that_was_changed_is_not_used(

@@ -7,8 +7,9 @@ import pytest
 import toy
 
 from twinboot import cli
-from twinboot.experiments import EXPERIMENTS, uci
+from twinboot.experiments import uci
 from twinboot.experiments.experiment import Part, Tick, UnavailableError
+from twinboot.experiments.registry import EXPERIMENTS
 from twinboot.experiments.store import Run, RunError, carry_out
 from twinboot.experiments.uci_methods import METHODS
 from twinboot.experiments.uci_run import parts

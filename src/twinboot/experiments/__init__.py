@@ -1,16 +1,5 @@
-"""The paper's experiments. Each is a module with a config, a run, a figure and what is to be said of the result."""
+"""The paper's experiments, and the data sets and networks that they use.
 
-from . import basins, estimates, fwi, gaussian, images, regimes, seismic, sweeps, uci
-from .experiment import Experiment
-
-EXPERIMENTS: dict[str, Experiment] = {
-    "gaussian": gaussian,
-    "basins": basins,
-    "sweeps": sweeps,
-    "images": images,
-    "seismic": seismic,
-    "regimes": regimes,
-    "estimates": estimates,
-    "fwi": fwi,
-    "uci": uci,
-}
+`registry` lists the experiments. Importing this package imports none of them: they need pandas and matplotlib, which
+`datasets` and `networks` do not.
+"""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import pandas as pd
 import torch
@@ -63,7 +63,7 @@ QUICK = Config(seeds=200)
 
 def parts(config: Config) -> list[Part]:
     exact_line(config)  # now rather than after the work: it may find that there are no two wells
-    return [Part("runs", len(MODES) * steps(config), lambda tick: _runs(config, tick))]
+    return [Part("runs", len(MODES) * steps(config), partial(_runs, config))]
 
 
 def _runs(config: Config, tick: Tick) -> dict[str, pd.DataFrame]:

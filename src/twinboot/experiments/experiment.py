@@ -24,8 +24,9 @@ Status = Literal["held", "partly", "not held", "undecided"]
 class Part:
     """A piece of work that is kept once it is done: its name, its length in ticks, and how its tables are computed.
 
-    One that takes hours `resumes`: `compute` then gets a directory too, which is there again after a stop. One that
-    measures time runs `alone`, when all others are done.
+    Parts may run at once, each in a process of its own, so `compute` must be picklable: a function of a module or a
+    `partial` of one, not a lambda. One that takes hours `resumes`: `compute` then gets a directory too, which is there
+    again after a stop. One that measures time runs `alone`, when all others are done.
     """
 
     name: str

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import pandas as pd
@@ -39,12 +40,8 @@ METHODS = {
 
 def parts(config: Config) -> list[Part]:
     require_deepwave()
-    ground = truth(config)
-
-    def part(number: int) -> Part:
-        return Part(f"run-{number}", len(METHODS) * config.steps, lambda tick: _run(config, ground, number, tick))
-
-    return [part(number) for number in range(config.seeds)]
+    ground, ticks = truth(config), len(METHODS) * config.steps
+    return [Part(f"run-{number}", ticks, partial(_run, config, ground, number)) for number in range(config.seeds)]
 
 
 class Problem:

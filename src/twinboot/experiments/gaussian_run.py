@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import pandas as pd
 import torch
@@ -104,12 +105,8 @@ class Mean(nn.Module):
 
 def parts(config: Config) -> list[Part]:
     short = config.stages["twins, few steps"]
-    picture = Part("picture", short, lambda tick: _picture(config, tick))
-    return [picture, *(_size_part(config, size) for size in config.sizes)]
-
-
-def _size_part(config: Config, size: int) -> Part:
-    return Part(f"size-{size}", config.seeds, lambda tick: {"estimates": _estimates(config, size, tick)})
+    picture = Part("picture", short, partial(_picture, config))
+    return [picture, *(Part(f"size-{size}", config.seeds, partial(_estimates, config, size)) for size in config.sizes)]
 
 
 def _picture(config: Config, tick: Tick) -> dict[str, pd.DataFrame]:
@@ -143,7 +140,7 @@ def _path_rows(step: int, twins: Twins) -> list[tuple[float, ...]]:
     return [(step, i, *twin.get_parameter("w").tolist(), sigma) for i, twin in enumerate(twins, start=1)]
 
 
-def _estimates(config: Config, size: int, tick: Tick) -> pd.DataFrame:
+def _estimates(config: Config, size: int, tick: Tick) -> dict[str, pd.DataFrame]:
     """sigma^2 by twins at each stage and by classical bootstraps, for many data sets of one size."""
     generator = torch.Generator().manual_seed(derive(config.seed, "data", size))
     most = max(config.replicas, default=2)
@@ -161,7 +158,7 @@ def _estimates(config: Config, size: int, tick: Tick) -> pd.DataFrame:
         pd.DataFrame({"size": size, "seed": range(config.seeds), "estimator": name, "sigma2": values.numpy()})
         for name, values in found.items()
     ]
-    return pd.concat(frames, ignore_index=True)
+    return {"estimates": pd.concat(frames, ignore_index=True)}
 
 
 def _twins(config: Config, means: Tensor, seed: int) -> dict[str, Tensor]:

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 import warnings
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 import torch
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
-from ..atomic import replacing
+from ..checkpoints import DamagedError
 from ..estimate import Estimate
 from ..fit import Fit, fit
 from ..optimizers import adam
 from ..randomness import own_randomness
 from ..twins import Twins
+from . import sealed
 from .experiment import Tick
 from .recipes import Recipe
 from .single import LOOK, Split, accuracy
 from .task import Predict, Task, Trained, of_mean
+
+T = TypeVar("T")
 
 
 def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -> Trained:
@@ -44,12 +47,15 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
         as_the_recipe_says(estimate)
         estimate.save(file)
 
+    def load(file: Path) -> Estimate:
+        return Estimate.load(file, network())
+
     def look(epoch: int, estimate: Estimate, twins: Twins) -> None:
         sigma = {layer: value.square().mean().sqrt().item() for layer, value in estimate.sigma.items()}
-        # What is not judged has no BatchNorm statistics of its own, and no accuracy yet.
-        right = math.nan if recipe.cover else accuracy(estimate.module, images, images.trained_on[:LOOK])[0]
-        with replacing(_look(scratch, epoch)) as file:
-            file.write_text(json.dumps({"train": right, "sigma": sigma}))
+        seen: dict[str, Any] = {"sigma": sigma}
+        if not recipe.cover:  # what is not judged has no BatchNorm statistics of its own, and no accuracy yet
+            seen["train"] = accuracy(estimate.module, images, images.trained_on[:LOOK])[0]
+        sealed.write(_look(scratch, epoch), seen)
         if epoch == sooner < epochs:
             keep(copy.deepcopy(estimate), earlier)
         if epoch == task.epochs:
@@ -81,19 +87,19 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
         callback=look,
     )
     as_the_recipe_says(found.estimate)
-    looks = [json.loads(_look(scratch, epoch).read_text()) for epoch in range(1, epochs + 1)]
+    looks = [_kept(_look(scratch, epoch), sealed.read) for epoch in range(1, epochs + 1)]
     sigma = [
         {"epoch": epoch, "layer": layer, "sigma": value}
         for epoch, look in enumerate(looks, start=1)
         for layer, value in look["sigma"].items()
     ]
-    curve = {"epoch": found.history["epoch"], "train": [look["train"] for look in looks]}
+    curve = {"epoch": found.history["epoch"], "train": [look.get("train", math.nan) for look in looks]}
     if not recipe.cover:
         curve |= {"validation": found.history["accuracy"], "loss": found.history["unseen"]}
     curve["seconds"] = found.history["seconds"]
     after = {epochs: found.estimate}
     if sooner < epochs:
-        after[sooner] = Estimate.load(earlier, network())
+        after[sooner] = _kept(earlier, load)
     end, took = after[task.epochs], {}
     ways = {name: _drawn(end, task), f"{name}, mean": of_mean(end.module)}
     if shown != task.epochs:
@@ -103,7 +109,7 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
         ways[f"{name}, calibrated"] = _drawn(_calibrated(found, Subset(data, bootstrap.unseen.tolist()), task), task)
     # What Algorithm 1 leaves, if the recipe is the paper's, after as many epochs as the others have: no choice of the
     # epoch, no average.
-    ways[f"{name}, last epoch alone"] = _drawn(Estimate.load(last, network()), task)
+    ways[f"{name}, last epoch alone"] = _drawn(_kept(last, load), task)
     unseen = None if recipe.cover else bootstrap.unseen
     return Trained(ways, images.trained_on, pd.DataFrame(curve), pd.DataFrame(sigma), took, unseen)
 
@@ -116,12 +122,20 @@ def _calibrated(found: Fit, unseen: Subset[Any], task: Task) -> Estimate:
     return estimate
 
 
+def _kept(file: Path, read: Callable[[Path], T]) -> T:
+    """What was written during the training, perhaps before a stop."""
+    try:
+        return read(file)
+    except (ValueError, OSError):
+        raise DamagedError(f"{file} is damaged: delete {file.parent}, and this part begins anew.") from None
+
+
 def _look(scratch: Path, epoch: int) -> Path:
     return scratch / f"look-{epoch}.json"
 
 
 def _drawn(estimate: Estimate, task: Task) -> Predict:
-    return lambda x: estimate.predict(x, task.samples, seed=task.seed).probs.cpu()
+    return lambda x: estimate.predict(x, task.samples, "classification", seed=task.seed).probs.cpu()
 
 
 def _device(model: nn.Module) -> torch.device:

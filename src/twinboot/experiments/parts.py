@@ -5,8 +5,6 @@ A part appears under its name by one rename, so what is there is whole, whenever
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import shutil
 import threading
@@ -23,6 +21,7 @@ from pathlib import Path
 import pandas as pd
 import torch
 
+from . import sealed
 from .experiment import Part, Tick
 from .revision import loaded
 
@@ -103,12 +102,6 @@ def _keep(place: Path, tables: dict[str, pd.DataFrame], seconds: float) -> None:
     for name, table in tables.items():
         content = table.to_csv(index=False).encode()
         (unfinished / f"{name}.csv").write_bytes(content)
-        checksums[name] = checksum(content)
-    about = {"seconds": round(seconds, 3), "revision": loaded(), "tables": checksums}
-    (unfinished / "part.json").write_text(json.dumps(about))
+        checksums[name] = sealed.checksum(content)
+    sealed.write(unfinished / "part.json", {"seconds": round(seconds, 3), "revision": loaded(), "tables": checksums})
     unfinished.rename(place)
-
-
-def checksum(content: bytes) -> str:
-    """Of a file's content, as hexadecimal digits."""
-    return hashlib.sha256(content).hexdigest()

@@ -14,6 +14,7 @@ import io
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -21,27 +22,37 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pandas as pd
 import torch
 
 from .. import __version__
-from ..atomic import replacing
+from . import sealed
 from .experiment import Experiment, Part, Tick, command
 from .parts import RunError as RunError
-from .parts import checksum, compute
+from .parts import compute
 from .revision import loaded
+from .sealed import checksum
 
 if sys.platform != "win32":
     import fcntl
 
 FORMAT = 1
-KEYS = (
-    *("format", "experiment", "config", "twinboot", "revision", "torch", "numpy", "python", "platform"),
-    *("started", "seconds", "tables"),
-)
+KEYS: dict[str, tuple[type, ...]] = {
+    "format": (int,),
+    "experiment": (str,),
+    "config": (dict,),
+    **dict.fromkeys(("twinboot", "torch", "numpy", "python", "platform", "started"), (str,)),
+    "revision": (str, NoneType),
+    "seconds": (int, float, NoneType),  # none until the run is complete, nor tables
+    "tables": (dict, NoneType),
+}
+PART_KEYS: dict[str, tuple[type, ...]] = {"seconds": (int, float), "revision": (str, NoneType), "tables": (dict,)}
+CENTURY = 3.2e9  # seconds
+TABLE = re.compile(r"\w[\w -]*")  # a name that stays in its directory
 
 
 class UnfinishedError(RunError):
@@ -89,12 +100,26 @@ def load(directory: Path, experiments: dict[str, Experiment]) -> Run:
     name = about["experiment"]
     if name not in experiments:
         raise RunError(f"{directory} holds a run of {name!r}, an experiment that this version does not have.")
+    config = _config(experiments[name].Config, about["config"], directory)
     if about["tables"] is None:
-        again = command(name, experiments[name], _config(experiments[name], about["config"], directory))
+        again = command(name, experiments[name], config)
         raise UnfinishedError(f"the run in {directory} is not complete: `{again}` with the same --out goes on with it.")
-    config = _config(experiments[name], about["config"], directory)
     tables = {table: _table(directory, table, expected) for table, expected in about["tables"].items()}
     return Run(name, config, tables, about)
+
+
+@contextmanager
+def shown(run: Run, directory: Path) -> Iterator[None]:
+    """For what is drawn or said of a run: one that was not computed just now may be of another version, or have a
+    config that its tables do not fit."""
+    try:
+        yield
+    except (LookupError, ArithmeticError, AttributeError, TypeError, ValueError) as error:
+        if run.fresh:
+            raise
+        made = f"the run in {directory}, made by twinboot {run.about['twinboot']},"
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        raise RunError(f"{made} can't be shown by this version ({what}): delete it and run again.") from None
 
 
 def _table(directory: Path, table: str, expected: str, **options: Any) -> pd.DataFrame:
@@ -103,9 +128,12 @@ def _table(directory: Path, table: str, expected: str, **options: Any) -> pd.Dat
         content = path.read_bytes()
     except OSError as error:
         raise RunError(f"can't read {path}: {error.strerror}.") from None
-    if checksum(content) != expected:
-        raise RunError(f"{path} is damaged or was edited: delete {directory} and run again.")
-    return pd.read_csv(io.BytesIO(content), **options)
+    try:
+        if checksum(content) == expected:
+            return pd.read_csv(io.BytesIO(content), **options)
+    except (ValueError, OverflowError):
+        pass  # no table, although its checksum is right
+    raise RunError(f"{path} is damaged or was edited: delete {directory} and run again.")
 
 
 @contextmanager
@@ -135,7 +163,8 @@ def _open(name: str, config: Any, directory: Path) -> bool:
         about = _read(directory)
         if about["experiment"] != name:
             raise RunError(f"{directory} holds a run of {about['experiment']!r}: choose another directory with --out.")
-        wanted, there = _plain(config), _plain(type(config)()) | about["config"]  # what is newer had its default
+        # A setting that is newer than the run had its default.
+        wanted, there = _plain(config), _plain(_config(type(config), about["config"], directory))
         if different := [key for key in wanted if there[key] != wanted[key]]:
             key = different[0]
             raise RunError(
@@ -145,9 +174,11 @@ def _open(name: str, config: Any, directory: Path) -> bool:
         return about["tables"] is not None
     try:
         (directory / "parts").mkdir(parents=True, exist_ok=True)
-        _write(directory / "run.json", _about(name, config))
+        sealed.write(directory / "run.json", _about(name, config))
     except OSError as error:
         raise RunError(f"can't write to {directory}: {error.strerror}; choose another directory with --out.") from None
+    except ValueError as error:
+        raise RunError(f"this config can't be written to {directory}: {error}") from None
     return False
 
 
@@ -175,13 +206,12 @@ def _finish(parts: list[Part], directory: Path) -> None:
     for part in parts:
         place = directory / "parts" / part.name
         try:
-            about = json.loads((place / "part.json").read_text())
-            seconds += float(about["seconds"])
-            revisions.append(about.get("revision"))
-            checksums = dict(about["tables"])
-        except (ValueError, KeyError, TypeError, FileNotFoundError):
+            about = _checked(sealed.read(place / "part.json"), PART_KEYS)
+        except (ValueError, KeyError, TypeError, OSError):
             raise RunError(f"{place} is damaged: delete it, and the same command does that part again.") from None
-        for table, expected in checksums.items():
+        seconds += about["seconds"]
+        revisions.append(about["revision"])
+        for table, expected in about["tables"].items():
             frames.setdefault(table, []).append(_table(place, table, expected, dtype=str, keep_default_na=False))
     checksums = {}
     for table, found in frames.items():
@@ -191,36 +221,38 @@ def _finish(parts: list[Part], directory: Path) -> None:
     about = _read(directory) | {"seconds": round(seconds, 2), "tables": checksums}
     if any(revisions):  # of a run that was stopped, those of all who went on with it
         about["revision"] = ", ".join(dict.fromkeys(filter(None, revisions)))
-    _write(directory / "run.json", about)
+    sealed.write(directory / "run.json", about)
     shutil.rmtree(directory / "parts")
 
 
 def _read(directory: Path) -> dict[str, Any]:
     path = directory / "run.json"
     try:
-        about = json.loads(path.read_text())
-        if about["format"] != FORMAT:
+        about = sealed.read(path)
+        if type(about["format"]) is int and about["format"] != FORMAT:
             raise RunError(
                 f"{path} is of format {about['format']}, this version reads {FORMAT}: use a matching version."
             )
-        found = {key: about[key] for key in KEYS}
-        complete = isinstance(found["tables"], dict) and found["tables"] and isinstance(found["seconds"], (int, float))
-        if not (isinstance(found["experiment"], str) and isinstance(found["config"], dict)):
-            raise TypeError
-        if not complete and found["tables"] is not None:
+        found = _checked(about, KEYS)
+        if found["tables"] is not None and not (found["tables"] and found["seconds"] is not None):
             raise TypeError
         return found
     except FileNotFoundError:
         raise RunError(f"there is no run in {directory}: it has no run.json.") from None
     except OSError as error:
         raise RunError(f"can't read {path}: {error.strerror}.") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError):
         raise RunError(f"{path} is damaged: delete {directory} and run again.") from None
 
 
-def _write(path: Path, about: dict[str, Any]) -> None:
-    with replacing(path) as partial:
-        partial.write_text(json.dumps(about, indent=2) + "\n")
+def _checked(about: dict[str, Any], keys: dict[str, tuple[type, ...]]) -> dict[str, Any]:
+    """What has these keys alone, each with a value of its type, a time that a run can take, and tables whose names are
+    no paths."""
+    if about.keys() - keys.keys() or not all(isinstance(about[key], kinds) for key, kinds in keys.items()):
+        raise TypeError
+    if not 0 <= (about["seconds"] or 0) < CENTURY or not all(map(TABLE.fullmatch, about["tables"] or ())):
+        raise ValueError
+    return about
 
 
 def _plain(config: Any) -> Any:
@@ -228,8 +260,26 @@ def _plain(config: Any) -> Any:
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
-def _config(experiment: Experiment, plain: dict[str, Any], directory: Path) -> Any:
+def _config(kind: type[Any], plain: dict[str, Any], directory: Path) -> Any:
+    values, hints = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}, get_type_hints(kind)
     try:
-        return experiment.Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()})
-    except (TypeError, ValueError):
-        raise RunError(f"the config in {directory / 'run.json'} is damaged or of another version: run again.") from None
+        if all(_fits(value, hints[name]) for name, value in values.items()):
+            return kind(**values)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        pass
+    raise RunError(
+        f"the config in {directory / 'run.json'} is damaged or of another version: delete {directory} and run again."
+    )
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of the type that a setting has."""
+    kind, inner = get_origin(hint), get_args(hint)
+    if kind in (Union, UnionType):
+        return any(_fits(value, one) for one in inner)
+    if kind is Literal:
+        return value in inner
+    if kind is tuple:
+        each = inner[:1] * len(value) if isinstance(value, tuple) and inner[1:] == (...,) else inner
+        return isinstance(value, tuple) and len(value) == len(each) and all(map(_fits, value, each))
+    return type(value) is hint or (hint is float and type(value) is int)
