@@ -1,3 +1,4 @@
+import errno
 import os
 import re
 import signal
@@ -158,11 +159,12 @@ def test_saving_into_a_folder_that_is_not_there_gets_a_sentence(tmp_path: Path) 
 def test_a_failed_save_leaves_the_old_file_and_no_other(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = saved.read_bytes()
 
-    def fail(tensors: Any, path: Path, metadata: Any) -> None:
-        path.write_bytes(b"half of")
-        raise OSError("No space left on device")
+    def fail(path: Path, content: bytes) -> None:
+        with path.open("wb") as file:
+            file.write(content[:50])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(files, "save_file", fail)
+    monkeypatch.setattr(Path, "write_bytes", fail)
     with pytest.raises(OSError, match=r"^can't write '.*': No space left on device; what was there is as it was\.$"):
         Twins(mlp(seed=1)).estimate().save(saved)
     assert saved.read_bytes() == before

@@ -1,5 +1,7 @@
 """How a run goes, for people and for files."""
 
+import errno
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -74,3 +76,19 @@ def test_tensorboard_that_is_not_installed_is_one_sentence(monkeypatch: pytest.M
         open_log("tensorboard", HISTORY),
     ):
         pass
+
+
+def test_a_disk_that_takes_no_more_is_named_with_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    history: dict[str, list[float]] = {"epoch": [1], "train": [0.5]}
+    with open_log(tmp_path / "run.csv", history) as log:
+        before = (tmp_path / "run.csv").read_bytes()
+
+        def full(*args: Any, **options: Any) -> Any:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(Path, "open", full)
+        with pytest.raises(OSError, match=r"^can't write the log .*run.csv: No space left on device; the log before"):
+            log.add({"epoch": 1})
+    monkeypatch.undo()
+    assert (tmp_path / "run.csv").read_bytes() == before
+    assert os.listdir(tmp_path) == ["run.csv"]

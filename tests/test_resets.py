@@ -1,6 +1,8 @@
+import math
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -113,3 +115,11 @@ def test_steps_of_no_schedule_are_refused(schedule: Any) -> None:
 def test_bad_schedules_are_refused_in_a_sentence(make: object, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         make()  # type: ignore[operator]
+
+
+def test_a_schedule_answers_yes_or_no() -> None:
+    assert resets.is_due(lambda count: count % 2, 3) is True
+    assert resets.is_due(resets.every(2), 3) is False
+    for answer in (None, torch.zeros(3), "yes", math.nan):
+        with pytest.raises(TypeError, match=r"^the reset schedule must answer True or False, not .*\.$"):
+            resets.is_due(lambda count: answer, 1)  # type: ignore[arg-type, return-value]  # noqa: B023

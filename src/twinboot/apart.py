@@ -83,6 +83,10 @@ class Apart(Twins):
         if exchange is None and sketch is None:
             raise ValueError("exchange and sketch are both None, so that sigma would stay 0: give one of them.")
         super().__init__(model, sizes["twin"], groups, seed)
+        if self.partition.sigma.is_meta:
+            raise ValueError(
+                "the model is on the meta device, and has no weights to send: move it with to_empty() first."
+            )
         self.exchange, self.sketch = exchange, sketch
         self.twin = mesh.get_local_rank("twin")
         self.share = (mesh.get_local_rank("data"), sizes["data"]) if "data" in sizes else (0, 1)

@@ -50,7 +50,7 @@ def read(
             "calibrate needs a likelihood, and this estimate predicts values without their noise: train with the "
             'loss "gaussian", or give the noise to interval().'
         )
-    scalar = isinstance(dataset, Tensor) and dataset.ndim == 0  # which has both, and can do neither
+    scalar = getattr(dataset, "ndim", 1) == 0  # which has both methods, and can do neither
     if scalar or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")):
         raise TypeError(f"dataset must be a torch dataset of inputs and targets, not {shown(dataset)}.")
     batches = list(loader_of(dataset, batch_size=batch_size, **{"generator": torch.Generator(), **options}))

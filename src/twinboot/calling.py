@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.utils.data import DataLoader
 
 from .devices import copied
+from .options import require_tensor
 from .prediction import Task
 
 
@@ -64,7 +65,10 @@ def first_tensor(batch: Any) -> Tensor:
 def chunks_of(x: Any, size: int, device: torch.device) -> list[Callable[[], Any]]:
     """The inputs in parts of `size`. Each part is cut and moved only when it is asked for, and is a new copy each time:
     a model may write into its input, which belongs to the caller and is used for other draws, too."""
-    tensors = x.values() if isinstance(x, Mapping) else x if isinstance(x, (tuple, list)) else [x]
+    tensors = list(x.values()) if isinstance(x, Mapping) else x if isinstance(x, (tuple, list)) else [x]
+    for t in tensors:
+        if isinstance(t, Tensor):
+            require_tensor("x", t)
     lengths = {len(t) for t in tensors if isinstance(t, Tensor) and t.ndim}
     if len(lengths) != 1:
         advice = {np.ndarray: "; use torch.from_numpy(x)", DataLoader: "; call predict for each batch"}.get(type(x), "")

@@ -45,8 +45,9 @@ class Checkpoints:
         self.directory, self.keep = Path(directory), keep
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OSError(f"can't write checkpoints to {self.directory}: {error.strerror}.") from None
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise OSError(f"can't write checkpoints to {str(self.directory)!r}: {why}.") from None
 
     def save(self, epoch: int, state: dict[str, Any]) -> None:
         """Write a state; older ones are removed only once it is there."""

@@ -132,7 +132,7 @@ class Estimate(nn.Module):
         require_types(Estimate.predict, locals())
         scale = self._scale(scale)
         require_number("temperature", self.temperature, positive=True)
-        if samples and self.dropout and vectorize:
+        if samples and self.dropout is True and vectorize:
             raise ValueError("with dropout draws come one after another: leave vectorize out.")
         if samples and scale and not self.partition.sigma.any():
             warnings.warn(

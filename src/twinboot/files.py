@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from .atomic import replacing, sync
@@ -59,7 +59,8 @@ def write(
     }
     try:
         with replacing(path) as partial:
-            save_file(kept, partial, metadata={**header, "digest": _digest(header, kept)})
+            # Not save_file, whose own temporary file a kill would leave behind.
+            partial.write_bytes(to_bytes(kept, metadata={**header, "digest": _digest(header, kept)}))
             sync(partial)
     except (OSError, SafetensorError) as error:
         raise OSError(f"can't write {os.fspath(path)!r}: {_reason(error)}; what was there is as it was.") from None

@@ -234,7 +234,7 @@ def fit(
             estimate = best.look(epoch, train, float(stepper.param_groups[0]["lr"]), began)
             if callback:
                 callback(epoch, estimate, run.twins)
-            if by_epoch(epoch):
+            if resets.is_due(by_epoch, epoch):
                 run.twins.reset(mode)
             if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
                 schedule.step(best.history["unseen"][-1])

@@ -140,7 +140,7 @@ def invert(
             if patience is not None and step - best.step >= patience:
                 progress(step)
                 break
-        if due(step) and step < steps:
+        if step < steps and resets.is_due(due, step):
             twins.reset(mode)
         schedule.step()
         progress(step)

@@ -257,7 +257,7 @@ def _with_weight(batch: Any, weight: Tensor) -> Any:
 
 
 def require_map_style(dataset: Any) -> None:
-    scalar = isinstance(dataset, Tensor) and dataset.ndim == 0  # which has both methods, and can do neither
+    scalar = getattr(dataset, "ndim", 1) == 0  # which has both methods, and can do neither
     methods = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     if isinstance(dataset, IterableDataset) or scalar or not methods:
         raise TypeError(

@@ -92,10 +92,15 @@ class _Csv:
         self.write()
 
     def write(self) -> None:
-        with replacing(self.path) as partial, partial.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(self.history)
-            writer.writerows(zip(*self.history.values(), strict=True))
+        try:
+            with replacing(self.path) as partial, partial.open("w", newline="") as file:
+                writer = csv.writer(file)
+                writer.writerow(self.history)
+                writer.writerows(zip(*self.history.values(), strict=True))
+        except OSError as error:
+            raise OSError(
+                f"can't write the log {self.path}: {error.strerror}; the log before it is as it was."
+            ) from None
 
 
 class _TensorBoard:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from .options import require_tensor, require_types
+from .options import require_tensor, require_types, shown
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -62,6 +62,8 @@ class Dense:
 
     def rows(self, index: Tensor | slice) -> Self:
         require_types(Dense.rows, locals())
+        if isinstance(index, Tensor) and (index.ndim != 1 or index.is_floating_point() or index.is_complex()):
+            raise ValueError(f"index must be a slice or a list of rows as a tensor of integers, not {shown(index)}.")
         part = copy.copy(self)
         part.columns = self.columns[:, index]
         return part

@@ -110,9 +110,7 @@ def _kind(hint: Any) -> tuple[Callable[[Any], bool], str] | None:
     kind = origin or hint
     if kind in (Sequence, Iterable) and (of := _kind(parts[0])) is not None:
         plain = next(fits for known, fits, _ in _KINDS if known is kind)
-        return (
-            lambda value: plain(value) and (not isinstance(value, (list, tuple)) or all(map(of[0], value)))
-        ), f"a sequence, each {of[1]}"
+        return (lambda value: plain(value) and all(map(of[0], value))), f"a sequence, each {of[1]}"
     for known, fits_, words_ in _KINDS:
         if kind is known:
             return fits_, words_
@@ -147,10 +145,21 @@ _KINDS: list[tuple[Any, Callable[[Any], bool], str]] = [
     (Mapping, lambda value: isinstance(value, Mapping), "a mapping"),
     (
         Sequence,
-        lambda value: hasattr(value, "__getitem__") and not isinstance(value, (str, bytes, Mapping)),
+        lambda value: (
+            (
+                hasattr(value, "__getitem__")
+                and hasattr(value, "__len__")
+                and not isinstance(value, (str, bytes, Mapping))
+            )
+            and getattr(value, "ndim", 1) != 0
+        ),
         "a sequence",
     ),
-    (Iterable, lambda value: hasattr(value, "__iter__") or hasattr(value, "__getitem__"), "an iterable"),
+    (
+        Iterable,
+        lambda value: (hasattr(value, "__iter__") or hasattr(value, "__getitem__")) and getattr(value, "ndim", 1) != 0,
+        "an iterable",
+    ),
     (nn.Module, lambda value: isinstance(value, nn.Module), "a torch.nn.Module"),
     (Tensor, lambda value: isinstance(value, Tensor), "a tensor"),
 ]
@@ -159,6 +168,8 @@ _KINDS: list[tuple[Any, Callable[[Any], bool], str]] = [
 def loader_of(dataset: Any, **options: Any) -> DataLoader[Any]:
     """A DataLoader, or a sentence about options that it does not take."""
     require_types(DataLoader.__init__, options)
+    if options.get("timeout") and not options.get("num_workers"):
+        raise ValueError("timeout is for workers: give num_workers, too.")
     try:
         return DataLoader(dataset, **options)
     except (ValueError, TypeError, AssertionError) as error:

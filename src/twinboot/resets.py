@@ -16,6 +16,8 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
+import numpy as np
+
 from .fingerprints import of_function
 from .options import is_number, require_one_of, shown
 
@@ -151,6 +153,14 @@ class never:
         return _counted(count) < 1
 
 
+def is_due(schedule: Schedule, count: int) -> bool:
+    """What a schedule says of a count; a sentence if a function of the user's gives no answer."""
+    answer = schedule(count)
+    if not isinstance(answer, (bool, int, np.bool_)):
+        raise TypeError(f"the reset schedule must answer True or False, not {shown(answer)}.")
+    return bool(answer)
+
+
 def checked(reset: Schedule | None, usual: Schedule) -> Schedule:
     """The schedule that was given, or else the usual one, which counts epochs or steps, as its caller does."""
     if reset is None:
@@ -189,7 +199,7 @@ def _positive(schedule: str, argument: str, value: int) -> None:
 
 
 def _counted(count: int) -> int:
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count < 2**62:
         raise ValueError(
             f"counts of epochs or steps start at 1, not {shown(count)}: ask due(epoch + 1) in a loop from 0."
         )

@@ -17,7 +17,7 @@ def pack(data: Mapping[str, Any]) -> Tensor:
 def unpack(packed: Tensor) -> dict[str, Any]:
     try:
         data: dict[str, Any] = json.loads(bytes(packed.tolist()))
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError, RuntimeError):
         raise ValueError("the checkpoint is damaged: what should be text in it is none.") from None
     return data
 

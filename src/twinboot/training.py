@@ -19,7 +19,7 @@ from .judging import ENOUGH, Judge
 from .loader import PairedLoader, Resample
 from .prediction import Task
 from .randomness import alone, own_randomness
-from .resets import Mode, Schedule
+from .resets import Mode, Schedule, is_due
 from .twins import Twins
 
 NOT_FINITE = (
@@ -85,7 +85,7 @@ class Training:
         total, number = torch.zeros((), device=self.device), 0
         before = (epoch - 1) * len(self.loader)
         for step, pair in enumerate(self.loader, start=1):
-            if before + step > 1 and due(before + step - 1):
+            if before + step > 1 and is_due(due, before + step - 1):
                 self.twins.reset(mode)
             stepper.zero_grad()
             with own_randomness(self.device, self.seed, epoch, step, *ranks.own()), self.twins.sampled(self.noise):

@@ -12,6 +12,8 @@ from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleD
 from torch import nn
 from torch._dynamo import OptimizedModule
 
+from ..options import shown
+
 COMPILE = "compile a part of your module instead, as in self.net = torch.compile(self.net)"
 
 
@@ -55,7 +57,7 @@ def require_strategy(strategy: Strategy) -> None:
 
 def require_options(options: Any) -> None:
     if not isinstance(options, Mapping) or not all(isinstance(name, str) for name in options):
-        raise TypeError(f'options must be a mapping of names, such as {{"num_workers": 2}}, not {options!r}.')
+        raise TypeError(f'options must be a mapping of names, such as {{"num_workers": 2}}, not {shown(options)}.')
     for name in options.keys() & {"dataset", "bootstrap", "batch_size", "resample", "seed"}:
         raise TypeError(f"{name} cannot be among the options: give it to TwinModule itself.")
     for name in options.keys() & {"share", "twin"}:
@@ -64,7 +66,7 @@ def require_options(options: Any) -> None:
 
 def require_loss(resample: str, loss: Any) -> None:
     if loss is not None and not callable(loss):
-        raise TypeError(f"loss must be a function of (module, batch), not {loss!r}.")
+        raise TypeError(f"loss must be a function of (module, batch), not {shown(loss)}.")
     if resample == "counts" and loss is None:
         raise ValueError(
             'resample="counts" weights each sample, but a training_step gives one loss for a batch: use "draws", or '

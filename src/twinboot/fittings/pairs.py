@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback
 
 from ..pooling import pool_gradients
-from ..resets import steps_and_epochs
+from ..resets import is_due, steps_and_epochs
 from ..twins import Twins
 
 if TYPE_CHECKING:
@@ -75,13 +75,13 @@ class Algorithm(TrainerCallback):  # type: ignore[misc]
         done = math.floor(state.epoch) if inside else math.ceil(state.epoch or 0)
         trainer._paired.epoch = done + 1
         _, due = steps_and_epochs(trainer.due)
-        if done and not inside and due(done):
+        if done and not inside and is_due(due, done):
             self._reset()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         stepped, self.stepped = self.stepped, False
         due, _ = steps_and_epochs(self.trainer.due)
-        if stepped and due(state.global_step):
+        if stepped and is_due(due, state.global_step):
             self._reset()
 
     def _reset(self) -> None:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 from .. import files
 from ..estimate import Estimate
 from ..groups import fixed_entries
-from ..options import one_of
+from ..options import one_of, shown
 from ..partition import Partition
 from ..prediction import TASKS, Prediction, Task
 from ..replicate import Places, overwrite_, replicate
@@ -34,7 +34,7 @@ def load(folder: str | os.PathLike[str], model: nn.Module) -> Estimate:
     as it is, without a copy.
     """
     if not isinstance(folder, (str, os.PathLike)):
-        raise TypeError(f"folder must be the path that save_model wrote to, not {folder!r}.")
+        raise TypeError(f"folder must be the path that save_model wrote to, not {shown(folder)}.")
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"model must be a torch.nn.Module, such as from_pretrained(folder) gives, not {type(model).__name__}."

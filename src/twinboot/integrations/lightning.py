@@ -198,9 +198,9 @@ class TwinModule(Mean):
         steps = math.ceil(self.trainer.num_training_batches / self.trainer.accumulate_grad_batches)  # of an epoch
         by_step, by_epoch = resets.steps_and_epochs(self.due or resets.usual(steps))
         stepped, self._stepped = self._stepped, False
-        if self.pairs.step == 1 and self.pairs.epoch > 1 and by_epoch(self.pairs.epoch - 1):
+        if self.pairs.step == 1 and self.pairs.epoch > 1 and resets.is_due(by_epoch, self.pairs.epoch - 1):
             return True
-        return stepped and by_step(self.trainer.global_step)
+        return stepped and resets.is_due(by_step, self.trainer.global_step)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         weighted = self.pairs.resample == "counts"
