@@ -22,10 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twinboot import Twins
+from twinboot._core.noise import fill_copies_
+from twinboot._core.seeds import derive
+from twinboot.distributed.sketch import Sketch
 from twinboot.experiments import networks
-from twinboot.noise import fill_copies_
-from twinboot.seeds import derive
-from twinboot.sketch import Sketch
 
 BATCH = 64  # the paper's batch size (Appendix A.4)
 NUMBERS = (61, 251, 1021)  # primes: columns of weights then spread over the buckets

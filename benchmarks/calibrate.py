@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from twinboot import Estimate, fit
-from twinboot.prediction import Task
+from twinboot.estimate.prediction import Task
 
 SIZES = (20, 50, 100, 200, 400)
 SEEDS, SUBSETS = 4, 2  # with each seed so many subsets of each size

@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/coverage.py --data FILE.npz --page docs/coverage.md        (needs the extra sklearn)
 
-FILE is what `twinboot uci` takes (`twinboot.experiments.uci_data`). Some ten minutes of one core. Each fit is a line of
+FILE is what `twinboot uci` takes (`twinboot.experiments.uci.data`). Some ten minutes of one core. Each fit is a line of
 out/coverage/fits.csv as soon as it is done, and one that is there is not done again.
 """
 
@@ -24,10 +24,10 @@ import numpy as np
 import sklearn
 import torch
 
-from twinboot.atomic import replacing
-from twinboot.experiments.uci_data import Table, read
+from twinboot._core.atomic import replacing
+from twinboot._core.seeds import derive
+from twinboot.experiments.uci.data import Table, read
 from twinboot.integrations.sklearn import TwinBootRegressor
-from twinboot.seeds import derive
 
 LEVEL = 0.9
 SPLITS = 5  # the protein set has no more

@@ -21,7 +21,7 @@ from torch.utils.data import TensorDataset
 
 from twinboot import Bootstrap, PairedLoader, Twins, resets
 from twinboot.experiments import datasets, networks
-from twinboot.optimizers import adam
+from twinboot.training.optimizers import adam
 
 BATCH, RATE, WIDTH = 64, 0.001, 0.25  # as in `twinboot images`
 DISTINCT = 40  # of 64 draws

@@ -30,7 +30,7 @@ from torch.func import functional_call, vmap
 from torch.utils.data import TensorDataset
 
 from twinboot import Bootstrap, PairedLoader, Twins
-from twinboot.noise import fill_copies_
+from twinboot._core.noise import fill_copies_
 
 BATCH = 64  # the paper's batch size (Appendix A.4)
 RESULTS = Path("out/overhead")

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from twinboot.experiments import networks
-from twinboot.experiments.contenders import METHODS
-from twinboot.experiments.task import Task, Trained
+from twinboot.experiments.images.contenders import METHODS
+from twinboot.experiments.images.task import Task, Trained
 
 
 def patterns(n: int, seed: int) -> tuple[Tensor, Tensor]:

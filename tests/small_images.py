@@ -8,7 +8,7 @@ import pandas as pd
 
 from twinboot.experiments import images
 from twinboot.experiments.images import Config
-from twinboot.experiments.store import Run, carry_out
+from twinboot.experiments.runner.store import Run, carry_out
 
 SMALL = Config(methods=("hold-out", "twins", "twins-draws"), epochs=2, seeds=2, samples=2)
 

@@ -8,7 +8,8 @@ from loops import assert_same_bits, mlp, seeded, snapshot
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
-from twinboot import Blocks, Estimate, Twins, pieces
+from twinboot import Blocks, Estimate, Twins
+from twinboot._core import pieces
 from twinboot.partition import Partition
 
 shapes = st.lists(st.lists(st.integers(1, 5), max_size=4).map(tuple), min_size=1, max_size=4)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import twinboot.twins as twins_module
 from twinboot import Blocks, Bootstrap, Twins
-from twinboot import noise as noise_module
+from twinboot._core import noise as noise_module
 
 
 class Mean(nn.Module):
@@ -437,7 +437,7 @@ def test_a_reset_draws_from_the_generator_that_is_given() -> None:
 
 
 def test_large_copies_are_drawn_side_by_side_and_the_same_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twinboot.noise._LARGE", 2**18)
+    monkeypatch.setattr("twinboot._core.noise._LARGE", 2**18)
     threads = set()
     fill = noise_module._fill_copy
     monkeypatch.setattr(noise_module, "_fill_copy", lambda *a: (threads.add(threading.get_ident()), fill(*a)))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.figure import Figure
 
-from twinboot.experiments.experiment import Part, Tables, Tick, Verdict
+from twinboot.experiments.runner.experiment import Part, Tables, Tick, Verdict
 
 TITLE = "A toy <experiment> & more"
 QUESTION = "Does it run?"

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from twinboot import Blocks, Estimate, Twins, fit
-from twinboot.checkpoints import Checkpoints
+from twinboot.training.checkpoints import Checkpoints
 
 from .contents import digest, files_in, told
 from .trials import RAW, REFUSED, DiedError, Record, Trial, forked, verdict
@@ -168,7 +168,8 @@ def of_log() -> Sample:
 @cache
 def of_run(target: str) -> Sample:
     """A run of an experiment: what it is and its tables."""
-    from twinboot.experiments import gaussian, store
+    from twinboot.experiments import gaussian
+    from twinboot.experiments.runner import store
 
     def load(folder: Path) -> Any:
         found = store.load(folder, {"gaussian": gaussian})

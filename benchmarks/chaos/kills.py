@@ -111,7 +111,8 @@ def saved(folder: Path) -> str:
 
 
 def experiment(folder: Path, seed: int) -> Any:
-    from twinboot.experiments import gaussian, store
+    from twinboot.experiments import gaussian
+    from twinboot.experiments.runner import store
 
     sizes = {"points": 100, "epochs": 10, "batch": 50, "sizes": (50, 100, 200), "seeds": 20, "replicas": (10,)}
     config = gaussian.Config(seed=seed, constant=30, falling=60, **sizes)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any
 
 import twinboot
-from twinboot.seeds import derive
+from twinboot._core.seeds import derive
 
 PACKAGE = str(Path(twinboot.__file__).parent)
 CALLER = str(Path(__file__).with_name("pool.py"))  # stands for the code of whoever calls the library

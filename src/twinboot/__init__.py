@@ -1,17 +1,17 @@
 """Twin-Boot: uncertainty-aware optimization via online two-sample bootstrapping."""
 
 from . import resets
-from .apart import Apart
-from .bootstrap import Bootstrap
-from .estimate import Estimate
-from .fit import Fit, fit
+from .data.bootstrap import Bootstrap
+from .data.loader import PairedLoader
+from .distributed.apart import Apart
+from .estimate.estimate import Estimate
+from .estimate.prediction import Prediction
 from .groups import Blocks
-from .inversion import Inversion
-from .invert import invert
-from .loader import PairedLoader
-from .operators import Dense
+from .inverse.inversion import Inversion
+from .inverse.invert import invert
+from .inverse.operators import Dense
 from .pooling import pool_gradients
-from .prediction import Prediction
+from .training.fit import Fit, fit
 from .twins import Twins
 
 __version__ = "0.1.0"

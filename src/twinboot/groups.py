@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from .options import require_types, shown
+from ._core.checks import require_types, shown
 
 ROOT = "(model)"  # the group of the parameters that the model itself owns, outside any submodule
 

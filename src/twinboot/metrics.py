@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .extras import how_to_install
-from .options import require_tensor, require_whole
-from .prediction import checked_labels, entropy
+from ._core.checks import require_tensor, require_whole
+from ._core.extras import how_to_install
+from .estimate.prediction import checked_labels, entropy
 
 try:
     from torchmetrics.functional import classification

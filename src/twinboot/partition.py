@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ._core.checks import require_number
+from ._core.pieces import split
+from ._core.replicate import wide
+from ._core.sharding import cut, holders, summed
 from .groups import Assignment, Grouping, assign, fixed_entries
-from .options import require_number
-from .pieces import split
-from .replicate import wide
-from .sharding import cut, holders, summed
 
 Shape = tuple[int, ...]
 

@@ -28,9 +28,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .apart import Apart
-from .options import require_number
-from .sharding import local
+from ._core.checks import require_number
+from ._core.sharding import local
+from .distributed.apart import Apart
 from .twins import Twins
 
 

@@ -18,8 +18,8 @@ from typing import Literal, Protocol, get_args
 
 import numpy as np
 
-from .fingerprints import of_function
-from .options import is_number, require_one_of, shown
+from ._core.checks import is_number, require_one_of, shown
+from ._core.fingerprints import of_function
 
 Mode = Literal["sample", "mean", "centered"]  # of what a reset does, `Twins.reset`
 MODES = get_args(Mode)

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from ._core.replicate import wide
+from ._core.sharding import local
 from .partition import Partition
-from .replicate import wide
-from .sharding import local
 
 # Which parameters, by their places in the partition, and for each copy those of its weights.
 Part = tuple[Sequence[int], Sequence[Sequence[Tensor]]]

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from . import ranks
-from .calling import call
-from .chain import Chain
-from .estimate import Estimate
-from .noise import filler
-from .options import require_number, require_types
+from ._core import ranks
+from ._core.chain import Chain
+from ._core.checks import require_number, require_types
+from ._core.noise import filler
+from ._core.replicate import Places, replicate
+from .estimate.estimate import Estimate
+from .estimate.forward import call
 from .partition import Partition
-from .replicate import Places, replicate
 from .twins import Twins
 
 

@@ -28,20 +28,20 @@ from typing import Any, Self, SupportsIndex
 import torch
 from torch import Tensor, nn
 
-from . import ranks, seeds
-from .calling import call
-from .devices import to_be_looked_at
-from .estimate import Estimate
+from ._core import ranks, seeds
+from ._core.checks import one_line, require_number, require_types, require_whole, shown
+from ._core.devices import to_be_looked_at
+from ._core.noise import Noisy, fill_copies_, normals, room_for
+from ._core.pieces import fill_copies_by_piece_
+from ._core.replicate import Places, mean, replicate
+from ._core.sharding import local, reshard, window
+from ._core.states import pack, require_same, unpack
+from .estimate.estimate import Estimate
+from .estimate.forward import call
 from .groups import Grouping
-from .noise import Noisy, fill_copies_, normals, room_for
-from .options import one_line, require_number, require_types, require_whole, shown
 from .partition import Partition
-from .pieces import fill_copies_by_piece_
-from .replicate import Places, mean, replicate
 from .resets import Mode, require_mode
-from .sharding import local, reshard, window
 from .spread import apart, variance
-from .states import pack, require_same, unpack
 
 
 class Twins(nn.Module):

@@ -6,8 +6,8 @@ from itertools import product
 import pandas as pd
 import pytest
 
-from twinboot.experiments import regimes
-from twinboot.experiments.regimes import AXES, PAPER, STOPPED, Config, by_chance, verdicts
+from twinboot.experiments.seismic import regimes
+from twinboot.experiments.seismic.regimes import AXES, PAPER, STOPPED, Config, by_chance, verdicts
 
 CONFIG = Config()
 RUNS = {pair for both in regimes.COMPARISONS.values() for pair in both}

@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from twinboot.experiments import basins
-from twinboot.experiments.experiment import Part
 from twinboot.experiments.registry import EXPERIMENTS
-from twinboot.experiments.store import carry_out
+from twinboot.experiments.runner.experiment import Part
+from twinboot.experiments.runner.store import carry_out
+from twinboot.experiments.wells import basins
 
 
 def quick(name: str, folder: Path) -> Any:

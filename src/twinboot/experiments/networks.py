@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 from torch.nn.utils.parametrizations import weight_norm
 
-from .. import seeds
-from ..options import require_whole
+from .._core import seeds
+from .._core.checks import require_whole
 
 Normalisation = Literal["weight", "batch"]
 VGG16 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))  # Simonyan and Zisserman's column D

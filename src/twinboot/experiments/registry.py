@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from . import basins, estimates, fwi, gaussian, images, regimes, seismic, sweeps, uci
-from .experiment import Experiment
+from . import fwi, gaussian, images, seismic, uci
+from .runner.experiment import Experiment
+from .seismic import estimates, regimes
+from .wells import basins, sweeps
 
 EXPERIMENTS: dict[str, Experiment] = {
     "gaussian": gaussian,

@@ -1,8 +1,6 @@
-"""Twin-Boot inside other libraries, a file for each, which needs an extra of its own and is imported only if asked for.
+"""Twin-Boot inside other libraries: a package for each, which needs an extra of its own and is imported only on demand.
 
-sklearn.py      TwinBootClassifier, TwinBootRegressor
-lightning.py    TwinModule
-huggingface.py  TwinTrainer, load
-
-What they are made of is in `twinboot.fittings`.
+sklearn      TwinBootClassifier, TwinBootRegressor
+lightning    TwinModule
+huggingface  TwinTrainer, load
 """

@@ -1,0 +1,1 @@
+"""One twin per group of devices: `Apart`, and what travels between them."""

@@ -1,0 +1,79 @@
+"""Tensors of all ranks of a group, on each of them.
+
+They travel as bytes: nothing is added up on the way, so what arrives has the bits of what was sent, in any dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, distributed
+
+from .._core.noise import in_order
+from .._core.pieces import AT_ONCE
+from .._core.replicate import overwrite_
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+def gather(flat: Tensor, group: ProcessGroup) -> Tensor:
+    """The flat tensor of each rank, as rows, in the order of the ranks."""
+    rows = flat.new_empty(distributed.get_world_size(group), len(flat))
+    distributed.all_gather(list(rows.view(torch.uint8)), flat.view(torch.uint8), group=group)
+    return rows
+
+
+def gather_each(tensors: Iterable[Tensor], group: ProcessGroup) -> Iterator[list[Tensor]]:
+    """For each tensor a list of those of all ranks, in their order; this rank's own is the tensor itself.
+
+    No more than a bucket, or the largest tensor, of each rank is in memory at a time.
+    """
+    rank = distributed.get_rank(group)
+    for bucket in _buckets(tensors):
+        flat = [in_order(t.detach()).reshape(-1) for t in bucket]
+        rows = gather(flat[0] if len(flat) == 1 else torch.cat(flat), group)  # a large tensor is not copied
+        received = [row.split([t.numel() for t in bucket]) for row in rows]
+        for i, t in enumerate(bucket):
+            yield [t if r == rank else _shaped(parts[i], t) for r, parts in enumerate(received)]
+
+
+def copy_first_(t: Tensor, group: ProcessGroup) -> None:
+    """Set the tensor to that of the group's first rank."""
+    ordered = in_order(t.detach())
+    flat = ordered.reshape(-1).clone()
+    distributed.broadcast(flat.view(torch.uint8), group=group, group_src=0)
+    overwrite_(ordered, flat.view(ordered.shape))
+
+
+def same_everywhere(number: int, groups: Sequence[ProcessGroup], device: torch.device) -> bool:
+    """Whether all ranks have this number; the groups, one for each dimension of a mesh, together reach all of them.
+    Every rank takes part in each exchange and comes to the same answer, or some would wait for others in vain."""
+    span = torch.tensor([number, -number], device=device)
+    for group in groups:
+        span = gather(span, group).amax(0)
+    return bool(span.sum() == 0)
+
+
+def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """Neighbours of one dtype and device, as many as fit: each message costs some 0.1 ms, whatever its size."""
+    bucket: list[Tensor] = []
+    kind: Any = None
+    for t in tensors:
+        if bucket and (kind != (t.dtype, t.device) or sum(b.numel() for b in bucket) + t.numel() > AT_ONCE):
+            yield bucket
+            bucket = []
+        bucket.append(t)
+        kind = (t.dtype, t.device)
+    if bucket:
+        yield bucket
+
+
+def _shaped(flat: Tensor, like: Tensor) -> Tensor:
+    """The entries, which came in the order of memory, as a tensor that lies in memory as `like` does: a sum over it
+    then has the same bits."""
+    if not in_order(like).is_contiguous():
+        return flat.view(like.shape)
+    return flat.as_strided(like.shape, like.stride())

@@ -1,0 +1,168 @@
+"""Noise that is in what operations read of the weights, while the weights themselves stay as they are.
+
+For where memory is short: no second copy of the weights is held. An operation that reads a weight gets a noisy one that
+lives as long as the operation does; the backward pass, which reads it again, gets the same one, drawn again from the
+same seed. What autograd keeps for that pass are the clean weights, which are there anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._pytree import tree_map_only
+
+from .._core.noise import Noisy, in_order
+from .._core.seeds import derive
+
+
+class Lean(Noisy):
+    """A block in which PyTorch's operations, those of backward passes too, read each weight with noise of its sigma.
+
+    What reads memory in another way sees the clean weights: `.numpy()`, or hooks that store elsewhere what autograd
+    keeps. So would other threads, which are refused.
+    """
+
+    def __init__(
+        self,
+        copies: Any,
+        owners: Iterable[nn.Module],
+        weights: list[Tensor],
+        sigma: Sequence[Tensor],
+        seed: int,
+    ) -> None:
+        super().__init__(copies, owners, weights, [])
+        self.reads = _NoisyReads([w.detach() for w in weights], sigma, seed)
+
+    def __enter__(self) -> Lean:
+        super().__enter__()
+        self.watch()
+        self.reads.__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        self.reads.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        super().__exit__(kind, error, trace)
+
+    def _keep(self) -> None:
+        # What autograd kept is clean. Of a pass from before the block, or after it, PyTorch is to refuse the backward
+        # pass on the other side, as it does where weights have changed.
+        torch.autograd.graph.increment_version(self.weights)
+
+    def _put_back(self) -> None:
+        torch.autograd.graph.increment_version(self.weights)
+        for w, clean in zip(self.weights, self.reads.weights, strict=True):
+            if w.data_ptr() != clean.data_ptr() or w.dtype != clean.dtype:  # converted, and so read with noise
+                w.data = clean
+
+    def _copy_of_clean(self, i: int) -> Tensor:
+        return self.reads.clean(i)
+
+    def _remember(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling() and self.reads not in _get_current_dispatch_mode_stack():
+            raise RuntimeError(
+                "inside sampled(lean=True) a twin was called in another thread, where no noise reaches its weights: "
+                "leave lean out."
+            )
+        super()._remember(module, inputs, output)
+
+
+class _NoisyReads(TorchDispatchMode):
+    def __init__(self, weights: Sequence[Tensor], sigma: Sequence[Tensor], seed: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.weights, self.sigma, self.seed = weights, sigma, seed
+        self.paused = False
+        self.stored: dict[int, list[int]] = {}  # address of memory -> the weights there: often one, of some RNNs all
+        for i, w in enumerate(weights):
+            self.stored.setdefault(_address(w), []).append(i)
+
+    def clean(self, i: int) -> Tensor:
+        self.paused = True
+        try:
+            return self.weights[i].clone()
+        finally:
+            self.paused = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.paused or _looks_at_none(func) or not self._meets(args, kwargs.values()):
+            return func(*args, **kwargs)
+        if _may_be_view(func):
+            view = func(*args, **kwargs)
+            if self._meets([view]):
+                return view
+            # else it is a copy, as of a weight that is cast in inference mode, and what was copied is to be noisy
+        written = _written(func)
+        args = [a if k in written else tree_map_only(Tensor, self._noisy, a) for k, a in enumerate(args)]
+        kwargs = {k: a if k in written else tree_map_only(Tensor, self._noisy, a) for k, a in kwargs.items()}
+        return func(*args, **kwargs)
+
+    def _meets(self, *values: Any) -> bool:
+        """Whether a weight, or a view of one, is among the values."""
+        return any(
+            self._meets(value) if isinstance(value, (list, tuple)) else self._place(value) is not None
+            for several in values
+            for value in several
+        )
+
+    def _place(self, value: Any) -> tuple[int, int] | None:
+        """Which weight's memory this is, and how many bytes from its beginning."""
+        if not isinstance(value, Tensor) or value.layout != torch.strided or not value.numel():
+            return None
+        for i in self.stored.get(_address(value), ()):
+            offset = _begin(value) - _begin(self.weights[i])
+            if -_reach(value) < offset < _reach(self.weights[i]):
+                if offset < 0 or offset + _reach(value) > _reach(self.weights[i]):
+                    raise RuntimeError(
+                        "inside sampled(lean=True) memory of several weights was read as one tensor: leave lean out."
+                    )
+                return i, offset
+        return None
+
+    def _noisy(self, value: Tensor) -> Tensor:
+        if (place := self._place(value)) is None:
+            return value
+        i, offset = place
+        w = self.weights[i]
+        noise = torch.empty_strided(w.shape, w.stride(), dtype=w.dtype, device=w.device)
+        in_order(noise).normal_(generator=torch.Generator(w.device).manual_seed(derive(self.seed, i)))
+        noise.mul_(self.sigma[i]).add_(w)
+        start = offset // value.element_size()  # of another dtype, perhaps, for a view may be
+        return value.new_empty(0).set_(noise.untyped_storage(), start, value.shape, value.stride())
+
+
+@cache
+def _looks_at_none(func: Any) -> bool:
+    """Whether an operation only makes something of the same kind as what it is given."""
+    name = func._schema.name.split("::")[-1]
+    return bool(name.endswith("_like") or name.startswith("new_"))
+
+
+@cache
+def _may_be_view(func: Any) -> bool:
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+
+
+@cache
+def _written(func: Any) -> frozenset[int | str]:
+    """Which arguments an operation writes to, by place and name."""
+    arguments = enumerate(func._schema.arguments)
+    return frozenset(key for k, a in arguments if a.alias_info and a.alias_info.is_write for key in (k, a.name))
+
+
+def _address(t: Tensor) -> int:
+    return t.untyped_storage().data_ptr()
+
+
+def _begin(t: Tensor) -> int:
+    """Bytes of memory before its first entry."""
+    return int(t.storage_offset() * t.element_size())
+
+
+def _reach(t: Tensor) -> int:
+    """Bytes of memory from its first entry to its last."""
+    return t.element_size() * (1 + sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)))

@@ -1,0 +1,219 @@
+"""What a model says about some inputs, and how sure it is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from numbers import Real
+from statistics import NormalDist
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from .._core.checks import require_number, require_tensor, shown
+
+Task = Literal["classification", "regression", "gaussian"]
+TASKS = get_args(Task)
+
+
+@dataclass(frozen=True, repr=False, eq=False)  # == of tensors has no single answer
+class Prediction:
+    """The prediction for some inputs, over draws of the weights.
+
+    `mean` and `std` are over the draws, in the shape of the model's output: of class probabilities along dimension 1,
+    or of the predicted values. With `samples=0`, the mean model alone, `std` is 0. A model that predicts the spread of
+    measurements too, `task="gaussian"`, has it as `noise`, a standard deviation.
+    """
+
+    task: Task
+    mean: Tensor
+    std: Tensor
+    own_entropy: Tensor | None = None  # classification: the mean of the draws' own entropies
+    noise: Tensor | None = None  # gaussian: the root of the mean of the draws' own variances
+
+    def __len__(self) -> int:
+        return len(self.mean)
+
+    def __repr__(self) -> str:
+        if self.task != "classification":
+            noise = "" if self.noise is None else f", noise {_told(self.noise)}"
+            shape = tuple(self.mean.shape)
+            return f"Prediction({self.task}, {len(self)} inputs, shape {shape}, std {_told(self.std)}{noise})"
+        doubts = f"entropy {_told(self.entropy)}, mutual information {_told(self.mutual_information)}"
+        return f"Prediction(classification, {len(self)} inputs, {self.mean.shape[1]} classes, {doubts})"
+
+    @property
+    def probs(self) -> Tensor:
+        """Class probabilities, averaged over the draws."""
+        self._only("probs", "classification")
+        return self.mean
+
+    @property
+    def labels(self) -> Tensor:
+        """The most probable class."""
+        return self.probs.argmax(1)
+
+    @property
+    def entropy(self) -> Tensor:
+        """Entropy of `probs` in nats: all doubt about the class. It is `expected_entropy + mutual_information`."""
+        return entropy(self.probs)
+
+    @property
+    def expected_entropy(self) -> Tensor:
+        """The mean of the draws' own entropies: the doubt that would remain if the weights were known."""
+        self._only("expected_entropy", "classification")
+        assert self.own_entropy is not None
+        return self.own_entropy
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """How much the draws disagree, in nats: the doubt that more data could remove. Never negative."""
+        return (self.entropy - self.expected_entropy).clamp(min=0)
+
+    def interval(self, level: float = 0.95, noise: float | Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The central interval that holds the value with probability `level`, under a normal distribution.
+
+        `std` knows only the weights' uncertainty: that is the interval of the *expected* value. Give the standard
+        deviation of the measurement `noise` to get the interval of a new measurement; by default it is the one that the
+        model predicts, or 0. A normal quantile is used because a few dozen draws have no 97.5 % quantile of their own.
+        """
+        self._only("interval()", "regression", "gaussian")
+        variance = self._variance(noise)
+        if variance.numel() and not bool(variance.any()):
+            raise ValueError(
+                "a prediction without spread has no interval: predict with samples, or give the standard deviation of "
+                "the noise."
+            )
+        half = half_width(level) * variance**0.5
+        return self.mean - half, self.mean + half
+
+    def _variance(self, noise: float | Tensor | None) -> Tensor:
+        if noise is None:
+            noise = 0.0 if self.noise is None else self.noise
+        elif not isinstance(noise, Tensor):
+            require_number("noise", noise)
+            noise = float(noise)
+        elif not _are_deviations(noise):
+            raise ValueError("noise must be finite standard deviations of at least 0.")
+        elif (*noise.shape, 1) == self.mean.shape:  # [n] stands for [n, 1], as targets do in `fit`
+            noise = noise.unsqueeze(-1)
+        if isinstance(noise, Tensor):
+            missing = self.mean.ndim - noise.ndim
+            if missing < 0 or any(n not in (1, m) for n, m in zip(noise.shape, self.mean.shape[missing:], strict=True)):
+                raise ValueError(
+                    f"the noise has shape {tuple(noise.shape)}, the prediction {tuple(self.mean.shape)}: give one "
+                    "number, or one for each value."
+                )
+            noise = noise.to(self.std)
+        return self.std**2 + noise * noise  # of a large float the power is an error, and the product infinite
+
+    def nll(self, target: Tensor, noise: float | Tensor | None = None) -> Tensor:
+        """Negative log-likelihood of each target: of labels under `probs`, of values under N(mean, std^2 + noise^2),
+        with the `noise` of `interval`."""
+        if self.task == "classification":
+            if noise is not None:
+                raise ValueError("noise is for values: classes have none.")
+            labels = checked_labels(target, self.probs).unsqueeze(1)
+            chosen = self.probs.gather(1, labels).squeeze(1)
+            return -chosen.clamp(min=torch.finfo(chosen.dtype).tiny).log()
+        require_tensor("the target", target)
+        if target.is_complex() or target.dtype == torch.bool:
+            raise TypeError(f"the target must be real numbers, not {target.dtype}.")
+        if target.shape != self.mean.shape:
+            raise ValueError(f"the target has shape {tuple(target.shape)}, the prediction {tuple(self.mean.shape)}.")
+        variance = self._variance(noise)
+        if bool((variance == 0).any()):
+            raise ValueError("a prediction without spread has no likelihood: give the standard deviation of the noise.")
+        return 0.5 * ((target - self.mean) ** 2 / variance + variance.log() + math.log(2 * math.pi))
+
+    def _only(self, name: str, *tasks: Task) -> None:
+        if self.task not in tasks:
+            known = " or ".join(f'task="{task}"' for task in tasks)
+            raise AttributeError(f'{name} is for {known}, but this prediction was made with task="{self.task}".')
+
+
+def _are_deviations(noise: Tensor) -> bool:
+    if noise.is_meta or noise.layout != torch.strided or noise.is_complex():
+        return False
+    return bool(((noise >= 0) & noise.isfinite()).all())
+
+
+def checked_labels(labels: Tensor, output: Tensor) -> Tensor:
+    """Labels for a model's output, whose classes lie along dimension 1."""
+    require_tensor("labels", labels)
+    if labels.is_floating_point() or labels.is_complex():
+        raise TypeError(f"labels must be integers, not {labels.dtype}.")
+    if labels.shape != (needed := output.shape[:1] + output.shape[2:]):
+        raise ValueError(f"the labels have shape {tuple(labels.shape)}, but the model's output needs {tuple(needed)}.")
+    classes = output.shape[1]
+    wrong = labels[(labels < 0) | (labels >= classes)]
+    if wrong.numel():
+        has = f"has {classes} classes, 0 to {classes - 1}"
+        one = "has one output; use two outputs (logits) for two classes"
+        raise ValueError(f"label {int(wrong[0])} is out of range: the model {has if classes > 1 else one}.")
+    return labels.long()
+
+
+def _told(values: Tensor) -> str:
+    """The mean and the largest of some values."""
+    return f"{values.mean():.2g} on average and up to {values.max():.2g}" if values.numel() else "of nothing"
+
+
+def half_width(level: float) -> float:
+    """Of the central interval of a standard normal distribution."""
+    if isinstance(level, bool) or not isinstance(level, Real) or not 0 < level < 1:
+        raise ValueError(f"level must lie between 0 and 1, such as 0.95, not {shown(level)}.")
+    return NormalDist().inv_cdf(0.5 + level / 2)
+
+
+class Moments:
+    """The running mean and spread of a model's outputs over draws of its weights, some draws at a time (Chan's update).
+
+    Draws are never kept, so a prediction holds no more than its result whatever the number of draws.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.draws = 0
+
+    def add(self, outputs: Tensor) -> None:
+        """Outputs of the model along dimension 1, for each of some draws along dimension 0."""
+        values = outputs if outputs.dtype == torch.float64 else outputs.float()
+        own = None  # the sum over the draws of what each of them says about its own doubt
+        if self.task == "classification":
+            values = values.softmax(2)
+            own = torch.stack([entropy(v) for v in values]).sum(0)
+        elif self.task == "gaussian":
+            values, logarithm = values.chunk(2, -1)
+            own = logarithm.exp().sum(0)
+        draws, center = len(values), values.mean(0)
+        spread = (values - center).square_().sum(0)
+        if self.draws == 0:
+            self.mean, self.squares, self.own = center, spread, own
+        else:
+            shift, total = center - self.mean, self.draws + draws
+            self.mean = self.mean + shift * (draws / total)
+            self.squares = self.squares + spread + shift.square() * (self.draws * draws / total)
+            if own is not None and self.own is not None:
+                self.own = self.own + own
+        self.draws += draws
+
+
+def combine(parts: list[Moments]) -> Prediction:
+    """One prediction from the moments of consecutive parts of the inputs."""
+    task, draws = parts[0].task, parts[0].draws
+    own = torch.cat([p.own / draws for p in parts if p.own is not None]) if parts[0].own is not None else None
+    return Prediction(
+        task,
+        mean=torch.cat([p.mean for p in parts]),
+        std=torch.cat([(p.squares / max(draws - 1, 1)).sqrt_() for p in parts]),
+        own_entropy=own if task == "classification" else None,
+        noise=own.sqrt() if own is not None and task == "gaussian" else None,
+    )
+
+
+def entropy(probs: Tensor) -> Tensor:
+    """Entropy in nats along dimension 1."""
+    terms: Tensor = torch.special.entr(probs)
+    return terms.sum(1)

@@ -1,0 +1,161 @@
+"""Figures 4 and 5, and where each method stands in accuracy, likelihood and calibration."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.ticker import MaxNLocator
+
+from .. import plots
+from ..runner.experiment import Tables
+from .recipes import TWINS
+
+LEAST = 0.005  # of the images: a bin with fewer of them is drawn without its accuracy
+SPREAD = 0.45  # of the height of a row is for its dots, so that they stay clear of its neighbours
+LEFT_OUT = ", last epoch alone"  # rows that are there for their gap, which the figure does not show
+DRAWS, REPEATED = TWINS["twins-draws"][0], "Twin-Boot with repeated samples"  # draws are of weights elsewhere here
+CURVES = {"hold-out": ("single model", "its hold-out"), "twins": ("mean of the twins", "images that no twin saw")}
+UPRIGHT = 10  # names of layers beside each other, at most, before they are turned
+
+
+def draw(tables: Tables, base: str, ours: str, more: str) -> Figure:
+    """Reliability diagrams are of `base`, of `ours` and its mean, and of `more`, if there is such a row."""
+    rows = tables["rows"][~tables["rows"]["row"].str.endswith(LEFT_OUT)]
+    heights = {"curves": 5.2, "sigma": 4.4, "rows": 1.4 + 0.36 * rows["row"].nunique()}  # room for each row
+    if "sigma" not in tables:
+        del heights["sigma"]
+    drawn = Figure(figsize=(15, sum(heights.values())), layout="constrained")
+    grid = drawn.add_gridspec(len(heights), 1, height_ratios=list(heights.values()))
+    parts = {name: drawn.add_subfigure(grid[place]) for place, name in enumerate(heights)}
+    base, ours = _or_other(base, rows, twins=False), _or_other(ours, rows, twins=True)
+    there, others = set(rows["row"]), [ours, f"{ours}, mean", more]
+    diagrams = [(row, plots.TWINS[row in others]) for row in (base, *others) if row in there]
+    shown = tables["curves"][tables["curves"]["method"].isin(CURVES)]
+    panels = list(parts["curves"].subplots(1, len(diagrams) + (len(shown) > 0), squeeze=False)[0])
+    if len(shown):
+        _curves(panels.pop(0), shown)
+    for axes, (row, colour) in zip(panels, diagrams, strict=True):
+        _reliability(axes, tables["bins"][tables["bins"]["row"] == row], row, colour)
+    if "sigma" in parts:
+        _sigma(parts["sigma"].subplots(1, 2, width_ratios=[1, 1.6]), tables["sigma"])
+    _standing(parts["rows"], rows)
+    return drawn
+
+
+def _or_other(wanted: str, rows: pd.DataFrame, twins: bool) -> str:
+    """The row that is wanted, or the first one of its kind, if there is any."""
+    alike = [row for row in rows["row"] if row.startswith("Twin-Boot") == twins]
+    return wanted if wanted in alike else next(iter(alike), wanted)
+
+
+def _curves(axes: Axes, curves: pd.DataFrame) -> None:
+    for (method, (name, others)), colour in zip(CURVES.items(), plots.TWINS, strict=True):
+        own = curves[curves["method"] == method].groupby("epoch")
+        if len(own):
+            axes.plot(own["train"].mean(), "--", color=colour, label=f"{name}, training images")
+            seen = own["validation"].mean()
+            axes.plot(seen, "-", color=colour, label=f"{name}, {others}")
+            kept = kept_epochs(curves[curves["method"] == method])
+            axes.plot(kept, seen[kept], "o", color=colour, mec=plots.ink(), zorder=3)
+    axes.plot([], [], "o", mfc="none", mec=plots.ink(), label="epochs that were kept")
+    axes.set(title="Accuracy while training", xlabel="epoch", ylabel="accuracy", ylim=(None, 1))
+    _whole_epochs(axes, curves["epoch"].max())
+    _legend_below(axes)
+
+
+def _whole_epochs(axes: Axes, last: int) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if last == 1:
+        axes.set_xlim(0, 2)
+
+
+def kept_epochs(curves: pd.DataFrame) -> list[int]:
+    """Those with the lowest loss on images that are not trained on, of all seeds, each once."""
+    return sorted(set(curves.loc[curves.groupby("seed")["loss"].idxmin(), "epoch"]))
+
+
+def _legend_below(axes: Axes) -> None:
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16))
+
+
+def _reliability(axes: Axes, bins: pd.DataFrame, name: str, colour: str) -> None:
+    """The mean over the seeds, weighted by the images in a bin. A bin of a few images says nothing and has no dot."""
+    weighted = bins.assign(**{c: bins[c] * bins["share"] for c in ("confidence", "accuracy")}).groupby("bin").sum()
+    share = weighted["share"] / weighted["share"].sum()
+    drawn = share >= LEAST
+    confidence, accuracy = (weighted[c][drawn] / weighted["share"][drawn] for c in ("confidence", "accuracy"))
+    axes.plot([0, 1], [0, 1], color=plots.ink(), lw=1, ls=":", label="as confident as right")
+    axes.bar(
+        (share.index + 0.5) / len(share),
+        share / share.max() * 0.25,
+        0.9 / len(share),
+        color=colour,
+        alpha=0.25,
+        label=f"share of images (highest: {share.max():.0%})",
+    )
+    label = f"accuracy, bins of {LEAST:.1%} or more"
+    axes.plot(confidence, accuracy, "o-", color=colour, clip_on=False, zorder=3, label=label)
+    title = textwrap.fill(name[0].upper() + name[1:], 26)  # for as many panels as there can be
+    axes.set(title=title, xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
+    _legend_below(axes)
+
+
+def sigma_by_layer(sigma: pd.DataFrame) -> pd.DataFrame:
+    """A row for each layer and a column for each epoch, the mean over seeds, of the usual twins or the first others."""
+    method = "twins" if (sigma["method"] == "twins").any() else sigma["method"].iloc[0]
+    return sigma[sigma["method"] == method].groupby(["layer", "epoch"], sort=False)["sigma"].mean().unstack("epoch")
+
+
+def _sigma(both: Sequence[Axes], sigma: pd.DataFrame) -> None:
+    over, final = both
+    mean = sigma_by_layer(sigma)
+    colours = mpl.colormaps["viridis"](np.linspace(0.2, 0.9, len(mean)))  # the darkest are lost on dark pages
+    for (layer, values), colour in zip(mean.iterrows(), colours, strict=True):
+        over.plot(values, "." if len(values) == 1 else "-", color=colour, label=layer)
+    _whole_epochs(over, mean.columns.max())
+    over.set(title="Sigma of each layer, colours as beside", xlabel="epoch", ylabel="sigma", ylim=(0, None))
+    final.bar(range(len(mean)), mean.iloc[:, -1], color=colours)
+    final.set(title="Sigma at the end", ylabel="sigma", xlim=(-0.6, len(mean) - 0.4))
+    final.set_xticks(range(len(mean)), list(mean.index), rotation=90 if len(mean) > UPRIGHT else 0)
+
+
+def _standing(drawn: SubFigure, rows: pd.DataFrame) -> None:
+    names = list(dict.fromkeys(rows["row"]))
+    shown = {
+        "accuracy": ("Accuracy", "share that is right, higher is better"),
+        "nll": ("Negative log-likelihood", "nats, logarithmic, lower is better"),
+        "ece": ("Calibration error", "ECE, logarithmic, lower is better"),
+    }
+    panels = drawn.subplots(1, len(shown), sharey=True)
+    for axes, (column, (title, unit)) in zip(panels, shown.items(), strict=True):
+        for place, name in enumerate(names):
+            own = rows[rows["row"] == name][column].to_numpy()
+            colour = plots.TWINS[name.startswith("Twin-Boot")]
+            ends = place - SPREAD / 2 - 0.1, place + SPREAD / 2 + 0.1
+            axes.plot([own.mean()] * 2, ends, color=plots.ink(), lw=1.5, zorder=2)
+            # One below the other, so that seeds with the same value can all be seen.
+            places = place + np.linspace(-0.5, 0.5, len(own)) * SPREAD if len(own) > 1 else [place]
+            axes.plot(own, places, "o", color=colour, ms=5, mew=0, zorder=3)
+            if place % 2:  # a strip through all panels, to find the name of a row from the last of them
+                axes.axhspan(place - 0.5, place + 0.5, color=mpl.rcParams["grid.color"], alpha=0.4, lw=0, zorder=0)
+        axes.set(title=title, xlabel=unit)
+        if column == "accuracy":
+            axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+        else:
+            axes.set_xscale("log")
+            axes.set_xticks(*plots.log_ticks(*axes.get_xlim()))
+            axes.minorticks_off()
+        axes.grid(axis="x", alpha=0.7)
+        axes.tick_params(axis="y", length=0)
+    panels[0].set_yticks(range(len(names)), [name.replace(DRAWS, REPEATED) for name in names])
+    panels[0].set_ylim(len(names) - 0.4, -0.6)  # the first on top
+    for colour, who in zip(plots.TWINS, ("others", "Twin-Boot"), strict=True):
+        panels[0].plot([], [], "o", color=colour, ms=5, label=f"{who}, a dot for each seed")
+    panels[0].plot([], [], "|", color=plots.ink(), ms=12, mew=1.5, label="mean over the seeds")
+    drawn.legend(loc="outside lower right", ncols=3)

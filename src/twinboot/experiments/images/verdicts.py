@@ -1,0 +1,219 @@
+"""What the image experiment says of each claim."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import pandas as pd
+
+from ..intervals import with_error
+from ..networks import Normalisation
+from ..runner.experiment import Status, Tables, Verdict
+from .config import PRESETS, Config
+from .cost import ratios
+from .figure import sigma_by_layer
+from .rivals import MORE
+from .rows import (
+    AS_LONG,
+    AVERAGED,
+    BASE,
+    COLUMNS,
+    CONTESTANTS,
+    DRAWS,
+    HIGHER,
+    OURS,
+    OURS_LAST,
+    OURS_MEAN,
+    SIGNED,
+    USUAL,
+    ahead,
+    difference,
+    time_of_each,
+)
+from .run import chosen
+
+DEARER = 1.1  # times the time of twins is as much, for times vary by a tenth from turn to turn
+
+
+def verdicts(config: Config, tables: Tables) -> list[Verdict]:
+    if config.test or config.spare:  # other images than those of the test are for a look, and decide nothing
+        return []
+    rows, number = tables["rows"], chosen(config)[2]
+    if config.preset == "digits":  # the paper's claims are about CIFAR-10
+        number = 0
+    wide = rows.pivot(index="seed", columns="row")
+    found = []
+    if OURS in wide["nll"] and {AS_LONG, BASE} & set(rows["row"]):
+        found.append(_smaller_gap(wide, number))
+    if {OURS, BASE} <= set(rows["row"]):
+        found.append(_calibrated(wide, number))
+    if {OURS, DRAWS} & set(rows["row"]) and chosen(config)[1] > 2:
+        sigma = tables["sigma"]
+        of_the_paper = sigma[sigma["method"].isin(["twins", "twins-draws"])]
+        found += _structure(of_the_paper, number, PRESETS[config.preset].normalisation)
+    times = time_of_each(rows, ratios(tables["turns"]))
+    for ours in [row for row in CONTESTANTS if row in times]:
+        found += [*_equal_cost(wide, times, ours), *_ahead_of_usual(wide, times, ours)]
+    if {OURS, DRAWS} <= set(rows["row"]):
+        found.append(_counts(wide, tables["turns"], number))
+    return found
+
+
+def _status(number: int, answers: list[bool], least: int = 3) -> Status:
+    if number < least:
+        return "undecided"
+    return "held" if all(answers) else "partly" if any(answers) else "not held"
+
+
+def _scope(number: int) -> str:
+    """What is to be said of numbers that decide nothing."""
+    return "" if number else " (here on digits; the claim is about CIFAR-10)"
+
+
+def _smaller_gap(wide: pd.DataFrame, number: int) -> Verdict:
+    """By the gap alone, after the last epoch of both: a model that is stopped early has hardly fitted anything, and so
+    a small gap, whatever it predicts. Where no single model trained as long, the stopped one has to do."""
+    models = {
+        AS_LONG: (OURS_LAST, "a single model that trains as long", "after the last epoch"),
+        BASE: (OURS_MEAN, "a single model stopped by a hold-out", "of the mean, where what no twin saw stops it,"),
+    }
+    said = []
+    compared = {row: told for row, told in models.items() if row in wide["gap"]}
+    for row, (ours, single, when) in compared.items():
+        gap, right = (with_error(*difference(wide, column, ours, row), SIGNED) for column in ("gap", "accuracy"))
+        ends = " to ".join(f"{wide['gap'][name].mean():.3f}" for name in (row, ours))
+        said.append(f"Against {single} the gap {when} changes by {gap} ({ends}), test accuracy by {right}")
+    first, (ours, single, _) = next(iter(compared.items()))
+    mean, half = difference(wide, "gap", ours, first)
+    return Verdict(
+        f"Twin-Boot has a smaller gap between training and test accuracy than {single}.",
+        "Section 4.2, Figure 4a",
+        _status(number, [mean + half < 0]),
+        f"{'. '.join(said)}{_scope(number)}.",
+    )
+
+
+def _calibrated(wide: pd.DataFrame, number: int) -> Verdict:
+    compared = (("ece", BASE), ("nll", BASE), ("nll", AVERAGED))
+    changes = [difference(wide, column, OURS, other) for column, other in compared]
+    error, nll, fair = (with_error(*found, SIGNED) for found in changes)
+    share = wide["ece"][OURS].mean() / wide["ece"][BASE].mean()
+    return Verdict(
+        "Predictions are better calibrated than those of a single model.",
+        "Section 4.2, Figures 4b and 4c",
+        _status(number, [mean + half < 0 for mean, half in changes[:2]]),
+        f"Draws around the mean against a single model stopped by a hold-out: calibration error {error} "
+        f"({share:.0%} of it), negative log-likelihood {nll}. Against a single model that is averaged "
+        f"over the epochs in the same way the likelihood changes by {fair}{_scope(number)}.",
+    )
+
+
+def _structure(sigma: pd.DataFrame, number: int, normalisation: Normalisation) -> list[Verdict]:
+    """Of networks with weight norm alone, which the claims are about: BatchNorm has layers of its own."""
+    mean, scope = sigma_by_layer(sigma), _scope(number)
+    if normalisation == "batch":
+        number, scope = 0, " (here with BatchNorm; the claim is about weight norm)"
+    peak, last = mean.max(axis=1), mean.iloc[:, -1]
+    falls = last / peak
+    order = last.sort_values(ascending=False)
+    place = list(order.index).index("classifier") + 1
+    return [
+        Verdict(
+            "Sigma starts high and decays to a stable structure over the layers.",
+            "Section 4.2.1, Figure 5a",
+            _status(number, [bool((falls < 0.5).all()), bool((falls < 0.9).mean() > 0.5)], least=1),
+            f"At the end sigma is {falls.min():.0%} to {falls.max():.0%} of its highest value, which layers have after "
+            f"epoch {int(mean.idxmax(axis=1).min())} to {int(mean.idxmax(axis=1).max())}{scope}.",
+        ),
+        Verdict(
+            "The classifier is among the layers with the highest sigma.",
+            "Section 4.2.1, Figure 5b",
+            _status(number, [place <= math.ceil(len(order) / 4)], least=1),
+            f"It is number {place} of {len(order)}; the highest is {order.index[0]}, {order.iloc[0]:.4f} against "
+            f"{last['classifier']:.4f}{scope}.",
+        ),
+    ]
+
+
+def _equal_cost(wide: pd.DataFrame, times: dict[str, float], ours: str) -> list[Verdict]:
+    """Held: clearly ahead of all that costs no more, in accuracy, likelihood and calibration; partly: in some of them,
+    and clearly behind nobody; not held: clearly behind somebody. Else, or with fewer than three seeds, undecided."""
+    others = [row for row in times if not row.startswith(OURS)]
+    rivals = [row for row in others if times[row] <= DEARER * times[ours]]
+    if not rivals:
+        return []
+    answers = {column: [ahead(wide, column, row, ours) for row in rivals] for column in ("accuracy", "nll", "ece")}
+    first = [max(found) == -1 for found in answers.values()]
+    behind = any(max(found) == 1 for found in answers.values())
+    status: Status = "held" if all(first) else "not held" if behind else "partly" if any(first) else "undecided"
+    said = [_beside(wide, column, ours, {row: times[row] for row in rivals}) for column in answers]
+    left = [f"{row} ({times[row]:.2f})" for row in others if row not in rivals]
+    verdict = Verdict(
+        f"At equal cost {ours} predicts better than what else the time buys.",
+        "the paper compares with a single model alone",
+        status if len(wide) >= 3 else "undecided",
+        f"{ours} takes {times[ours]:.2f} times as long as a single model; {len(rivals)} other ways to predict take "
+        f"no longer, to a tenth. {'. '.join(said)}."
+        + (f" Left out, for they take longer: {', '.join(left)}." if left else ""),
+        ours=True,
+    )
+    return [verdict]
+
+
+def _beside(wide: pd.DataFrame, column: str, ours: str, rivals: dict[str, float]) -> str:
+    """How a row stands among rivals, whose times are told."""
+    found = [ahead(wide, column, row, ours) for row in rivals]
+    best = sorted(rivals, key=lambda row: wide[column][row].mean(), reverse=HIGHER[column])[0]
+    apart = with_error(*difference(wide, column, ours, best), SIGNED)
+    place = f"is clearly ahead of {found.count(-1)} of them and clearly behind {found.count(1)}"
+    if len(wide) == 1:  # of which nothing is clear
+        place = f"is ahead of {sum(_better(wide, column, ours, rivals))} of them with this seed"
+    return (
+        f"In {COLUMNS[column]} it {place}; against the best, '{best}' ({rivals[best]:.2f}), the difference is {apart}"
+    )
+
+
+def _better(wide: pd.DataFrame, column: str, ours: str, rivals: Iterable[str]) -> list[bool]:
+    sign = 1 if HIGHER[column] else -1
+    return [sign * difference(wide, column, ours, row)[0] > 0 for row in rivals]
+
+
+def _ahead_of_usual(wide: pd.DataFrame, times: dict[str, float], ours: str) -> list[Verdict]:
+    """Of twins that take no longer than they may. Held: clearly ahead of each in likelihood and calibration; partly:
+    by the mean; not held: by the mean behind one of them. With fewer than three seeds undecided."""
+    if times[ours] > MORE or not set(USUAL) <= set(times):
+        return []
+    both = ("nll", "ece")
+    clearly = all(ahead(wide, column, row, ours) == -1 for column in both for row in USUAL)
+    by_mean = all(all(_better(wide, column, ours, USUAL)) for column in both)
+    status: Status = "held" if clearly else "partly" if by_mean else "not held"
+    said = [_beside(wide, column, ours, {row: times[row] for row in USUAL}) for column in both]
+    verdict = Verdict(
+        f"{ours} has a lower NLL and ECE than single models on all images, an ensemble of two, SWA, MC dropout and "
+        f"IVON as they are usually trained, for at most {MORE} times the time of a single model.",
+        "the paper compares with a single model alone",
+        status if len(wide) >= 3 else "undecided",
+        f"It takes {times[ours]:.2f} times as long. {'. '.join(said)}.",
+        ours=True,
+    )
+    return [verdict]
+
+
+def _counts(wide: pd.DataFrame, turns: pd.DataFrame, number: int) -> Verdict:
+    wide_turns = turns.pivot(index="turn", columns="kind", values="seconds")
+    relative = wide_turns["twins"] / wide_turns["twins-draws"]
+    time = relative.median()
+    worse = []
+    for column, sign in (("accuracy", -1), ("nll", 1), ("ece", 1)):
+        apart = sign * (wide[column][OURS] - wide[column][DRAWS])
+        worse.append((COLUMNS[column], apart.mean(), apart.sem()))
+    return Verdict(
+        "Weights instead of repeated samples are no worse, at three quarters of the time.",
+        '`resample="counts"`',
+        _status(number, [time <= 0.75, *(apart <= error for _, apart, error in worse)]),
+        f"{time:.2f} ({relative.min():.2f} to {relative.max():.2f}) of the time; worse by "
+        + ", ".join(f"{name} {with_error(apart, error, SIGNED)}" for name, apart, error in worse)
+        + " (standard errors; negative is better).",
+        ours=True,
+    )

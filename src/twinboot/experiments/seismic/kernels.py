@@ -1,0 +1,139 @@
+"""The paper's seismic task (section 4.3, Appendix A.6): a field seen through kernels after a nonlinear response.
+
+    y = K f(v) + noise
+
+v is a field of 30 x 30 cells, f acts on each cell alone, and each row of K is a Gaussian bump at a random centre, of L2
+norm 1. The paper does not state the true field, the noise, beta, the width of the bumps, where the centres lie, or what
+its test loss is of; here they are settings, and `regimes.py` is a map over them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..._core import seeds
+from ...data.bootstrap import UNSEEN, Bootstrap
+
+SIDE = 30
+TEST_ROWS = 1000
+MIN_WIDTH = 0.3  # of kernels in cells: a narrower one may fall between all of them
+Response = Literal["tanh", "cubic"]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One kind of problem; a seed makes a problem of it."""
+
+    rows: int
+    noise: float
+    beta: float
+    width: float
+    spread: float
+    response: Response = "tanh"
+    texture: float = 4.0
+    contrast: float = 0.5
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A true field and what is measured of it, here [M] values of [M, cells] kernels."""
+
+    task: Task
+    truth: Tensor
+    kernels: Tensor
+    observed: Tensor
+    test_kernels: Tensor
+    test_observed: Tensor
+    bootstrap: Bootstrap
+    held_out: Tensor  # the measurements that a single model gives up to know when to stop
+
+
+def respond(response: Response, x: Tensor) -> Tensor:
+    """f(v) for x = beta v. The cubic proxy is tanh to third order; it folds at 1, so that two fields can look alike."""
+    return x.tanh() if response == "tanh" else x - x**3 / 3
+
+
+def undo(response: Response, u: Tensor) -> Tensor:
+    """The x nearest to 0 that gives u, or the one that comes nearest to it."""
+    if response == "tanh":
+        return u.clamp(-0.999, 0.999).atanh()
+    # x - x^3 / 3 = u, by the trigonometric solution of a cubic with three real roots: the middle one.
+    return 2 * ((1.5 * u).clamp(-1, 1).asin() / 3).sin()
+
+
+def problem(task: Task, seed: int, replicas: int = 2) -> Problem:
+    """The same field, centres and noise up to scale for the same seed, whatever the rest of the task."""
+    generator = torch.Generator().manual_seed(seeds.derive(seed, "kernels"))
+    truth = field(task.texture, task.contrast, generator)
+    test_kernels = kernels(_centres(TEST_ROWS, 1.0, generator), task.width)
+    test_noise = torch.randn(TEST_ROWS, generator=generator)
+    measured = kernels(_centres(task.rows, task.spread, generator), task.width)
+    noise = torch.randn(task.rows, generator=generator)
+    u = respond(task.response, task.beta * truth).flatten()
+    shuffled = torch.randperm(task.rows, generator=generator)
+    return Problem(
+        task,
+        truth,
+        measured,
+        measured @ u + task.noise * noise,
+        test_kernels,
+        test_kernels @ u + task.noise * test_noise,
+        Bootstrap(task.rows, replicas, seeds.derive(seed, "bootstrap")),
+        shuffled[: round(UNSEEN * task.rows)],
+    )
+
+
+def field(texture: float, contrast: float, generator: torch.Generator) -> Tensor:
+    """White noise through a Gaussian filter with periodic edges, scaled to a standard deviation of `contrast`."""
+    white = torch.randn(SIDE, SIDE, generator=generator)
+    frequency = 2 * math.pi * torch.fft.fftfreq(SIDE)
+    passed = torch.exp(-(frequency[:, None] ** 2 + frequency**2) * texture**2 / 2)
+    smooth = torch.fft.ifft2(torch.fft.fft2(white) * passed).real
+    return torch.mul(contrast, (smooth - smooth.mean()) / smooth.std())
+
+
+def kernels(centres: Tensor, width: float) -> Tensor:
+    """Gaussian bumps around centres, in cells: rows of L2 norm 1."""
+    cells = torch.arange(SIDE, dtype=centres.dtype)
+    down, across = (torch.exp(-((cells - c[:, None]) ** 2) / (2 * width**2)) for c in centres.T)
+    rows = (down[:, :, None] * across[:, None, :]).flatten(1)
+    rows[rows < 1e-20] = 0  # far from the centre they would be denormal numbers, on which processors are slow
+    return torch.div(rows, rows.norm(dim=1, keepdim=True))
+
+
+def _centres(number: int, spread: float, generator: torch.Generator) -> Tensor:
+    """Anywhere in a square around the middle whose sides are `spread` of the field's."""
+    middle = (SIDE - 1) / 2
+    return middle + (torch.rand(number, 2, generator=generator) - 0.5) * (SIDE - 1) * spread
+
+
+def tikhonov(problem: Problem, roughness: Tensor) -> Tensor:
+    """The field whose response u minimises |K u - y|^2 / M + weight * u' R u, at the weight with the lowest loss on the
+    hold-out. In closed form, because the problem is linear in u; then v from u."""
+    held = torch.zeros(len(problem.observed), dtype=torch.bool)
+    held[problem.held_out] = True
+    rows, y = problem.kernels[~held].double(), problem.observed[~held].double()
+    gram, right = rows.T @ rows / len(rows), rows.T @ y / len(rows)
+    weights = torch.logspace(-7, 1, 17, dtype=torch.double)
+    found = torch.stack([torch.linalg.solve(gram + weight * roughness, right) for weight in weights]).float()
+    losses = (found @ problem.kernels[held].T - problem.observed[held]).square().mean(1)
+    u = found[losses.argmin()]
+    return undo(problem.task.response, u).view(SIDE, SIDE) / problem.task.beta
+
+
+def size() -> Tensor:
+    """R such that u' R u is the sum of the squares of u."""
+    return torch.eye(SIDE**2, dtype=torch.double)
+
+
+def slopes() -> Tensor:
+    """R such that u' R u is the sum of the squared differences of neighbours; and a trace of `size`, for where no
+    measurement is."""
+    step, eye = torch.eye(SIDE, dtype=torch.double).diff(dim=0), torch.eye(SIDE, dtype=torch.double)
+    line = step.T @ step
+    return torch.kron(line, eye) + torch.kron(eye, line) + 1e-6 * size()

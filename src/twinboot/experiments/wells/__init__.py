@@ -1,0 +1,1 @@
+"""Two wells: whether twins stay in one of them, with and without resets."""

@@ -1,0 +1,222 @@
+"""Inverse problems: a field that was seen through a forward operator, and where not to trust what is found.
+
+    observed = forward(field) + noise
+
+`invert` trains twins of the field on two bootstrap samples of the measurements, as Algorithm 1 does for the weights of
+a network. About 13.5 % of the measurements are drawn for neither twin. They tell when the twins begin to fit the noise:
+the field and its sigma are kept from the last step at which the twins' mean clearly predicted those measurements
+better than before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from .. import resets
+from .._core.checks import require_tensor, require_types
+from ..data.bootstrap import Bootstrap
+from ..groups import Blocks, Grouping
+from ..stacked import Stacked
+from ..training import optimizers
+from .inversion import Inversion
+from .measurements import Weighted, see
+from .operators import Forward
+from .priors import floor
+
+
+def invert(
+    forward: Forward,
+    observed: Tensor,
+    initial: Tensor,
+    *,
+    groups: str | Grouping | None = None,
+    replicas: int = 2,
+    steps: int = 3000,
+    optimizer: optimizers.Make | None = None,
+    decay: float = 0.999,
+    reset: Callable[[int], bool] | None = None,
+    mode: resets.Mode = "centered",
+    noise: float = 1.0,
+    batch_size: int | None = None,
+    stop: Literal["unseen"] | None = "unseen",
+    check: int = 10,
+    patience: int | None = None,
+    prior: float | Literal["found"] | None = None,
+    bootstrap: Bootstrap | None = None,
+    seed: int = 0,
+    progress: Callable[[int], object] = lambda step: None,
+) -> Inversion:
+    """Find the field behind measurements, and how uncertain each part of it is.
+
+    Args:
+        forward: what would be measured of a field: a differentiable function of one tensor. The twins go through it
+            together by `torch.vmap`, so that an expensive operator is read once for both; one that vmap cannot
+            handle is called for each twin. One that has a method `rows(index)`, as `Dense` has, is called for each
+            twin with the measurements that this twin sees.
+        observed: the measurements, in the shape that `forward` gives. Its first axis is what the bootstrap resamples.
+        initial: where the search starts; an array of any number of dimensions.
+        groups: which entries share one sigma. By default blocks of three along each axis: `Blocks((3, 3))` in 2D.
+        replicas: how many twins.
+        steps: how many steps at most.
+        optimizer: a function that makes an optimizer for parameters (one tensor, [twins, ...]); by default Adam at
+            0.01, for a field whose values are of the order of 1.
+        decay: the learning rate is multiplied by this each step. Adam moves an entry by about rate / (1 - decay) at
+            most.
+        reset: after which steps the twins are reset; by default `resets.growing(50, 1.5)`.
+        mode: how: `"centered"`, `"mean"`, or `"sample"` as in the paper.
+        noise: scale of the noise on the field in training, in units of sigma; 0 for none.
+        batch_size: how many of its draws each twin takes in a step, by default all; needs an operator with `rows`.
+        stop: `"unseen"` keeps the state that predicts best what no twin saw, where better means by more than the
+            standard error of the difference; None keeps the last state.
+        check: steps between two looks at those.
+        patience: end the run when so many steps have brought no better state.
+        prior: how far a cell may lie from `initial` where nothing is measured, as a standard deviation; there sigma is
+            that, and elsewhere at least what such a prior leaves (see `priors.py`). `"found"`: as far as the cells of
+            the field that was found do, in the root mean square. By default sigma is the twins' distance alone, which
+            is too small where data are few or a run was stopped early.
+        bootstrap: who sees which measurement, if not the default: `Bootstrap(n, clusters=...)` keeps together what
+            belongs together. Its n is the length of the first axis of `observed`, or of the first axes together.
+        seed: of the resampling and all noise.
+        progress: called after each step with its number.
+
+    >>> blur = torch.randn(60, 12, generator=torch.Generator().manual_seed(0))
+    >>> result = invert(lambda v: blur @ v, blur @ torch.ones(12), torch.zeros(12), steps=400)
+    >>> bool((result.field - 1).abs().max() < 0.1)
+    True
+    """
+    resets.require_mode(mode)
+    resets.checked(reset, resets.never())
+    if isinstance(prior, Tensor) and prior.numel() == 1 and prior.is_floating_point() and not prior.is_meta:
+        prior = prior.item()
+    optimizers.require_function(optimizer)
+    require_types(invert, locals())
+    if stop not in ("unseen", None):
+        raise ValueError(f'stop must be "unseen" or None, not {stop!r}.')
+    if steps < 1 or check < 1:
+        raise ValueError(f"steps and check must be at least 1, not {steps} and {check}.")
+    if prior not in ("found", None) and (isinstance(prior, (bool, str)) or not 0 < prior < math.inf):
+        raise ValueError(f'prior must be above 0, "found" or None, not {prior!r}.')
+    if patience is not None and (patience < 1 or stop is None):
+        raise ValueError(f'patience must be at least 1, and goes with stop="unseen", not {patience} and {stop!r}.')
+    if not (0 < decay <= 1 and 0 <= noise < math.inf):
+        raise ValueError(f"decay must lie in (0, 1] and noise be 0 or more, not {decay} and {noise}.")
+    require_tensor("initial", initial)
+    if not initial.is_floating_point() or not initial.numel():
+        raise TypeError("initial must be a tensor of real floating-point numbers, with at least one.")
+    observed = _checked_data(observed)
+    bootstrap = bootstrap or Bootstrap(len(observed), replicas, seed)
+    if bootstrap.replicas != replicas:
+        raise ValueError(f"the bootstrap has {bootstrap.replicas} replicas, but there are {replicas} twins.")
+    data = see(forward, observed, initial, bootstrap, batch_size, seed)
+    if stop and not len(bootstrap.unseen):
+        raise ValueError('every measurement is seen by some twin, so there is none for stop="unseen": use stop=None.')
+    groups = groups or (Blocks((3,) * initial.ndim) if initial.ndim else "tensor")
+    twins = Stacked(_Field(initial), replicas, groups, seed, stacked=True)
+    [fields] = twins.parameters()
+    stepper = optimizers.made(optimizer, [[fields]], rate=0.01)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(stepper, decay)
+    due = resets.checked(reset, resets.growing(50, 1.5))
+    best = _Best(twins, fields)
+
+    train = math.nan
+
+    def loss(step: int) -> float:
+        nonlocal train
+        train, fields.grad = data.loss(twins.weights()["field"], step)
+        _check(train, fields.grad, step)
+        return train
+
+    for step in range(1, steps + 1):
+        with twins.sampled(noise):  # one draw, however often LBFGS asks within a step
+            stepper.step(partial(loss, step))
+        twins.update()
+        if step % check == 0 or step == steps:
+            best.look(step, train / replicas, data, stop)
+            if patience is not None and step - best.step >= patience:
+                progress(step)
+                break
+        if step < steps and resets.is_due(due, step):
+            twins.reset(mode)
+        schedule.step()
+        progress(step)
+    sigma = best.sigma * bootstrap.scale
+    if prior is not None:
+        tau = _rms(best.field - initial) if prior == "found" else float(prior)
+        sigma = torch.maximum(sigma, floor(best.field, data, twins.partition, tau, best.noise, seed))
+    return Inversion(best.field, sigma, best.step, best.history, bootstrap, seed)
+
+
+class _Field(nn.Module):
+    def __init__(self, initial: Tensor) -> None:
+        super().__init__()
+        self.field = nn.Parameter(initial.detach().clone())
+
+
+class _Best:
+    """The state to keep, and how the run went."""
+
+    def __init__(self, twins: Stacked, fields: Tensor) -> None:
+        self.twins, self.fields = twins, fields
+        self.history: dict[str, list[float]] = {"step": [], "train": [], "unseen": [], "sigma": []}
+        self.losses: Tensor | None = None
+        self.step = 0
+
+    @torch.no_grad()
+    def look(self, step: int, train: float, data: Weighted, stop: str | None) -> None:
+        field = self.fields.detach().mean(0)
+        losses = data.unseen_losses(field)
+        unseen = losses.mean().item() if len(losses) else math.nan
+        if len(losses) and not math.isfinite(unseen):
+            raise FloatingPointError(f"forward gives values that are not finite for the twins' mean at step {step}.")
+        sigma = _sigma(self.twins, field)
+        unit = data.scale**2  # in which losses are computed
+        for name, value in zip(self.history, (step, unit * train, unit * unseen, _rms(sigma)), strict=True):
+            self.history[name].append(value)
+        if stop is None or self.losses is None or _clearly_lower(losses, self.losses):
+            self.losses, self.step, self.field, self.sigma = losses, step, field, sigma
+            self.noise = data.scale * math.sqrt(unseen if len(losses) else train)
+
+
+def _clearly_lower(new: Tensor, old: Tensor) -> bool:
+    """By more than the standard error of the difference. There are few unseen measurements, and once the twins fit
+    noise the loss on them changes little: without this rule chance would often pick a late state."""
+    gain = old - new
+    error = gain.std() / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
+    return bool(gain.mean() > error)
+
+
+def _rms(values: Tensor) -> float:
+    return values.square().mean().sqrt().item()
+
+
+def _sigma(twins: Stacked, field: Tensor) -> Tensor:
+    """One sigma for each entry of the field."""
+    [sigma] = twins.partition.expand([field])
+    return sigma.to(field).expand_as(field).clone()
+
+
+def _checked_data(observed: Tensor) -> Tensor:
+    require_tensor("observed", observed)
+    if observed.ndim == 0 or not observed.is_floating_point():
+        raise TypeError("observed must be a tensor of floating-point numbers with at least one axis.")
+    if not bool(observed.isfinite().all()):
+        raise ValueError("observed has values that are not finite: remove those measurements first.")
+    if not bool(observed.any()):
+        what = "zero everywhere" if observed.numel() else "empty"
+        raise ValueError(f"observed is {what}: there is nothing to invert; were the measurements loaded?")
+    return observed.detach()
+
+
+def _check(loss: float, gradient: Tensor, step: int) -> None:
+    if not math.isfinite(loss):
+        raise FloatingPointError(
+            f"the loss is not finite at step {step}: forward gave NaN or infinity, or the learning rate is too high."
+        )
+    if not math.isfinite(gradient.sum().item()):  # one bad entry spoils the sum, and that is quicker than to ask each
+        raise FloatingPointError(f"forward has no finite derivative at the field of step {step}.")

@@ -1,0 +1,1 @@
+"""`fit`: the loop in one call, with validation, selection, checkpoints and logs."""

@@ -1,0 +1,168 @@
+"""An epoch of `fit`: the twins go through their samples, and the mean model is judged by those that neither saw."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from .. import pooling
+from .._core import ranks
+from .._core.devices import moved, to_be_looked_at, usable
+from .._core.randomness import alone, own_randomness
+from ..data.bootstrap import Bootstrap
+from ..data.loader import PairedLoader, Resample
+from ..estimate.estimate import Estimate
+from ..estimate.prediction import Task
+from ..estimate.statistics import layers
+from ..groups import Grouping
+from ..resets import Mode, Schedule, is_due
+from ..twins import Twins
+from . import losses
+from .validation import ENOUGH, Judge
+
+NOT_FINITE = (
+    "the {} not finite in epoch {}, step {}: look for bad samples, or lower the learning rate. Checkpoints are of the "
+    "epochs before: another rate needs another directory."
+)
+
+
+class Training:
+    """The twins and their data."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        dataset: Any,
+        loss: Task | losses.Loss,
+        *,
+        batch_size: int,
+        groups: str | Grouping,
+        resample: Resample,
+        bootstrap: Bootstrap | None,
+        seed: int,
+        noise: float = 1.0,
+        pooled: float = 0.0,
+        device: str | torch.device | None = None,
+        amp: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        self.loss, self.classifies = losses.named(loss), loss == "classification"
+        self.task: Task | None = loss if isinstance(loss, str) else None
+        self.twins = Twins(model, bootstrap.replicas if bootstrap else 2, groups, seed)
+        first = next(self.twins.parameters())
+        self.device = usable(first.device if device is None else device)
+        self.twins.to(self.device)
+        # Under torchrun PyTorch's own wrapper gives all ranks the mean of their gradients.
+        several = ranks.share()[1] > 1
+        self.runners = [DistributedDataParallel(twin) if several else twin for twin in self.twins]
+        self.dataset, self.seed, self.amp, self.batch_size = dataset, seed, amp, batch_size
+        self.noise, self.pooled = noise, pooled
+        self.bootstrap = bootstrap or Bootstrap(len(dataset), seed=seed)
+        self.judging = Judge(dataset, self.bootstrap, batch_size, seed, options)
+        drawn = resample == "draws" and self.bootstrap.kind != "split"
+        size = batch_size if drawn else distinct(self.bootstrap, batch_size)
+        self.loader = PairedLoader(dataset, self.bootstrap, size, resample, seed=seed, **options)
+        self.judges = len(self.bootstrap.unseen) > 0
+        if not self.judges and not (self.bootstrap.cover or self.bootstrap.kind == "bayesian"):
+            raise ValueError(
+                "every sample is seen by some twin, so none is left to judge an epoch by: add data, or, to keep the "
+                "last epoch unjudged, give a Bootstrap with cover=True."
+            )
+
+    def epoch(
+        self,
+        epoch: int,
+        stepper: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler,
+        due: Schedule,
+        mode: Mode,
+    ) -> float:
+        """One pass over the twins' samples; gives the mean loss of the noisy twins. `due` counts steps; a reset waits
+        for the next one, so that what is judged after an epoch is the mean that was trained."""
+        self.twins.train()
+        total, number = torch.zeros((), device=self.device), 0
+        before = (epoch - 1) * len(self.loader)
+        for step, pair in enumerate(self.loader, start=1):
+            if before + step > 1 and is_due(due, before + step - 1):
+                self.twins.reset(mode)
+            stepper.zero_grad()
+            with own_randomness(self.device, self.seed, epoch, step, *ranks.own()), self.twins.sampled(self.noise):
+                for twin, batch in zip(self.runners, pair, strict=True):
+                    value = self._loss(twin, batch)
+                    scaler.scale(value).backward()
+                    total, number = total + value.detach(), number + 1
+            if to_be_looked_at(self.device, step):
+                self._require_finite(total, epoch, step)
+            pooling.pool_gradients(self.twins, self.pooled)
+            with alone():  # PyTorch goes through the hooks of all optimizers, of which `sampled` adds and removes one
+                scaler.step(stepper)
+            scaler.update()
+            try:
+                self.twins.update()
+            except FloatingPointError:
+                raise FloatingPointError(NOT_FINITE.format("weights are", epoch, self._about(step))) from None
+        self._require_finite(total, epoch, step)
+        return ranks.mean(total).item() / number
+
+    def _require_finite(self, total: Tensor, epoch: int, step: int) -> None:
+        if not math.isfinite(total.item()):
+            raise FloatingPointError(NOT_FINITE.format("loss is", epoch, self._about(step)))
+
+    def _about(self, step: int) -> str:
+        return str(step) if to_be_looked_at(self.device, 1) else f"{step} or one of the 99 before it"
+
+    def _loss(self, twin: nn.Module, batch: Any) -> Tensor:
+        if self.loader.resample == "counts":
+            *inputs, target, weight = self._moved(batch, least=3)
+        else:
+            (*inputs, target), weight = self._moved(batch), None
+        with torch.autocast(self.device.type, self.amp, enabled=self.amp is not None):
+            values = self.loss(twin(*inputs), target)
+        return values.mean() if weight is None else (weight * values).mean()
+
+    def _moved(self, batch: Any, least: int = 2) -> list[Any]:
+        if not isinstance(batch, (tuple, list)) or len(batch) < least:
+            raise TypeError("samples must be tuples of an input and a target, such as those of TensorDataset(X, Y).")
+        return moved(list(batch), self.device)  # type: ignore[no-any-return]
+
+    def estimate(self) -> Estimate:
+        """The twins' estimate, which knows what it is to predict."""
+        estimate = self.twins.estimate(scale=self.bootstrap.scale)
+        estimate.task = self.task
+        return estimate
+
+    @torch.no_grad()
+    def judge(self, estimate: Estimate) -> tuple[float, float]:
+        """The loss and accuracy of the mean model on what no twin saw, with BatchNorm statistics of its own."""
+        self.give_statistics(estimate, ENOUGH)
+        values, right = zip(*self.judging.unseen(estimate, self._judged, self.device), strict=True)
+        # On the CPU, as some devices have no float64.
+        accuracy = torch.cat(right).cpu().double().mean().item() if self.classifies else math.nan
+        return torch.cat(values).cpu().double().mean().item(), accuracy
+
+    def _judged(self, module: nn.Module, batch: Any, number: int) -> tuple[Tensor, Tensor]:
+        """For each sample its loss, and whether the most probable class is the right one."""
+        *inputs, target = self._moved(batch)
+        output = module(*inputs)
+        values = self.loss(output, target)
+        return values, (output.argmax(1) == target).flatten() if self.classifies else values
+
+    def give_statistics(self, estimate: Estimate, at_most: int | None = None) -> None:
+        """BatchNorm statistics of the mean model's own, from all training samples or from at most so many."""
+        if layers(estimate.module):
+            with own_randomness(self.device, self.seed, "statistics"):
+                # It changes nothing else that moves with a pass in training, as the vectors of spectral_norm do.
+                estimate.update_batchnorm(self.judging.seen_batches(at_most), lambda batch: tuple(batch[:-1]))
+
+
+def distinct(bootstrap: Bootstrap, draws: int) -> int:
+    """So many distinct samples are in a batch of so many draws, by their shares in the twins' samples: about 63 %. An
+    epoch then has as many steps with counts as with draws. Twins that divide the samples divide a batch, too."""
+    share = ((bootstrap.counts > 0).sum() / bootstrap.counts.sum()).item()
+    if bootstrap.kind == "split":
+        share = 1 / bootstrap.replicas
+    return max(min(2, draws), round(draws * min(1.0, share)))  # BatchNorm has no statistics of one sample

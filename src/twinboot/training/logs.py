@@ -1,0 +1,113 @@
+"""How a run goes, for people and for files: a line for each epoch, a CSV file, TensorBoard."""
+
+from __future__ import annotations
+
+import csv
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from .._core.atomic import replacing
+
+History = Mapping[str, Sequence[float]]
+
+
+class Log(Protocol):
+    def add(self, row: Mapping[str, float]) -> None: ...
+
+
+def show(history: History, epochs: int) -> None:
+    """One line about the last epoch, on standard error."""
+    row = {name: values[-1] for name, values in history.items()}
+    left = sum(history["seconds"]) / len(history["seconds"]) * (epochs - row["epoch"])
+    unseen = f", unseen {row['unseen']:.4g}" if "unseen" in row else ""
+    accuracy = f", accuracy {row['accuracy']:.1%}" if "accuracy" in row else ""
+    best = " *" if unseen and row["unseen"] <= min(history["unseen"]) else ""
+    print(
+        f"epoch {row['epoch']:.0f} of {epochs}: loss {row['train']:.4g}{unseen}{accuracy}, sigma "
+        f"{row['sigma_least']:.2g} to {row['sigma_most']:.2g}, {_time(left)} left{best}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def show_finished(checkpoint: object, epochs: int, best: int) -> None:
+    """One line about a run to which nothing was to be added, on standard error."""
+    print(
+        f"{checkpoint} holds this run, finished after {epochs} epochs, the best of them {best}: nothing was trained. "
+        "To train anew, use another directory or delete it.",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+@contextmanager
+def open_log(where: str | os.PathLike[str] | None, history: History) -> Iterator[Log]:
+    """A log that already has what a resumed run did before."""
+    if where is None:
+        yield _Nowhere()
+    elif str(where).split(":")[0] == "tensorboard":
+        directory = str(where).partition(":")[2] or None
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ImportError("log='tensorboard' needs TensorBoard: pip install tensorboard.") from None
+        with SummaryWriter(directory, purge_step=0) as writer:  # what the folder has of this run is written anew
+            log = _TensorBoard(writer)
+            for values in zip(*history.values(), strict=True):
+                log.add(dict(zip(history, values, strict=True)))
+            yield log
+    else:
+        path = Path(where)
+        if path.suffix != ".csv":
+            raise ValueError(f"log must be a file.csv, 'tensorboard' or 'tensorboard:DIRECTORY', not {str(where)!r}.")
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"there is no folder {str(path.parent)!r} to write the log to.")
+        file = _Csv(path, history)
+        file.write()
+        yield file
+
+
+class _Nowhere:
+    def add(self, row: Mapping[str, float]) -> None:
+        pass
+
+
+class _Csv:
+    """The whole history, written anew after each epoch: whenever the run ends, the file is whole."""
+
+    def __init__(self, path: Path, history: History) -> None:
+        self.path, self.history = path, history
+
+    def add(self, row: Mapping[str, float]) -> None:
+        self.write()
+
+    def write(self) -> None:
+        try:
+            with replacing(self.path) as partial, partial.open("w", newline="") as file:
+                writer = csv.writer(file)
+                writer.writerow(self.history)
+                writer.writerows(zip(*self.history.values(), strict=True))
+        except OSError as error:
+            raise OSError(
+                f"can't write the log {self.path}: {error.strerror}; the log before it is as it was."
+            ) from None
+
+
+class _TensorBoard:
+    def __init__(self, writer: Any) -> None:
+        self.writer = writer
+
+    def add(self, row: Mapping[str, float]) -> None:
+        for name, value in row.items():
+            if name != "epoch":
+                self.writer.add_scalar(name, value, int(row["epoch"]))

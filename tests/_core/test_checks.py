@@ -1,0 +1,149 @@
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from twinboot._core.checks import (
+    loader_of,
+    require_known,
+    require_number,
+    require_one_of,
+    require_types,
+    require_whole,
+    shown,
+)
+
+
+def asked(epochs: int, **options: Any) -> None: ...
+
+
+def passed_on(num_workers: int) -> None: ...
+
+
+def test_options_of_all_takers_are_known() -> None:
+    require_known(["epochs", "num_workers"], asked, passed_on)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("epoch", r"asked has no option 'epoch': did you mean 'epochs'\?$"),
+        ("num_worker", r"did you mean 'num_workers'\?$"),
+        ("quiet", r"asked has no option 'quiet'\.$"),
+        ("options", r"asked has no option 'options'"),  # the name of what is passed on is none itself
+    ],
+)
+def test_others_are_refused_with_what_may_have_been_meant(name: str, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        require_known([name], asked, passed_on)
+
+
+def test_a_value_must_be_one_of_those_known() -> None:
+    require_one_of(("a", "b", "c"), "letter", "b")
+    with pytest.raises(ValueError, match=r"""^unknown letter 'd': use "a", "b" or "c"\.$"""):
+        require_one_of(("a", "b", "c"), "letter", "d")
+
+
+@pytest.mark.parametrize("value", [1, 2.0, True, "2", None])
+def test_a_number_must_be_whole_and_large_enough(value: object) -> None:
+    require_whole("copies", 2, 2)
+    with pytest.raises(ValueError, match=rf"^copies must be a whole number of at least 2, not {value!r}; a hint\.$"):
+        require_whole("copies", value, 2, "; a hint")
+
+
+def annotated(
+    n: int,
+    x: float,
+    flag: bool,
+    path: str | os.PathLike[str] | None,
+    kind: Literal["a", "b"],
+    make: Callable[[int], int] | None,
+    pair: tuple[int, int],
+    models: Sequence[nn.Module],
+    t: Tensor,
+    free: Any,
+) -> None:
+    require_types(annotated, locals())
+
+
+GOOD: dict[str, Any] = {
+    "n": 3,
+    "x": 0.5,
+    "flag": True,
+    "path": Path("here"),
+    "kind": "a",
+    "make": abs,
+    "pair": (1, 2),
+    "models": [nn.ReLU()],
+    "t": torch.zeros(2),
+    "free": object(),
+}
+
+
+def test_what_the_annotations_say_is_taken() -> None:
+    annotated(**GOOD)
+    for change in (
+        {"n": np.int64(3)},
+        {"x": 1},
+        {"x": np.float32(1)},
+        {"x": float("nan")},
+        {"path": None},
+        {"path": "a"},
+    ):
+        annotated(**GOOD | change)
+    annotated(**GOOD | {"make": None, "flag": np.bool_(False), "models": nn.ModuleList([nn.ReLU()])})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("n", True, "n must be a whole number, not True."),
+        ("n", 1.0, "n must be a whole number, not 1.0."),
+        ("n", 10**400, "n must be a whole number, not 1000"),
+        ("x", "1", "x must be a number, not '1'."),
+        ("x", 10**400, "x must be a number, not 1000"),
+        ("x", torch.zeros(2, 2), "x must be a number, not tensor([[0., 0.], [0., 0.]])."),
+        ("flag", 1, "flag must be True or False, not 1."),
+        ("path", b"here", "path must be a string, a path or None, not b'here'."),
+        ("kind", 5, 'kind must be "a" or "b", not 5.'),
+        ("make", 5, "make must be a function or None, not 5."),
+        ("pair", (1, 2, 3), "pair must be a tuple of 2, not (1, 2, 3)."),
+        ("pair", (1, "2"), "pair must be a tuple of 2, not (1, '2')."),
+        ("pair", 1, "pair must be a tuple of 2, not 1."),
+        ("models", [5], "models must be a sequence, each a torch.nn.Module, not [5]."),
+        ("models", "x", "models must be a sequence, each a torch.nn.Module, not 'x'."),
+        ("t", [0.0], "t must be a tensor, not [0.0]."),
+    ],
+)
+def test_other_values_are_refused_in_one_sentence(name: str, value: Any, said: str) -> None:
+    with pytest.raises(TypeError) as refused:
+        annotated(**GOOD | {name: value})
+    assert str(refused.value).startswith(said[:60])
+    assert "\n" not in str(refused.value)
+    assert str(refused.value).endswith(".")
+
+
+@pytest.mark.parametrize("value", [None, True, "1", 1j, 10**400, torch.zeros(())])
+def test_what_is_no_number_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"^noise must be a number, not .*\.$"):
+        require_number("noise", value)
+
+
+def test_a_value_is_shown_on_one_line_without_its_address() -> None:
+    assert shown(lambda: 0) == "a function"
+    assert shown(object()) == "an object"
+    assert "\n" not in shown(torch.zeros(9, 9))
+    assert len(shown("x" * 1000)) < 100
+
+
+def test_options_that_a_dataloader_does_not_take_are_told_in_a_sentence() -> None:
+    assert len(loader_of([1, 2, 3], batch_size=2)) == 2
+    with pytest.raises(TypeError, match="num_workers must be a whole number, not 'x'"):
+        loader_of([1], num_workers="x")
+    with pytest.raises(ValueError, match=r"^the options of the DataLoader do not fit together: [^\n]*\.$"):
+        loader_of([1], num_workers=-1)

@@ -1,0 +1,132 @@
+"""The same model and function are told alike in each process, and others are not."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from twinboot._core.fingerprints import of_function, of_model
+
+POWER = 2
+
+
+def powered(x: Tensor) -> Tensor:
+    return x**POWER
+
+
+def loss(y: Tensor, t: Tensor) -> Tensor:
+    """Squared error."""
+    return powered(y - t).mean(1)
+
+
+def closed(weight: Any) -> Callable[..., Any]:
+    def inner(y: Tensor, t: Tensor) -> Tensor:
+        return weight * loss(y, t)
+
+    return inner
+
+
+class Scaled:
+    def __init__(self, by: float) -> None:
+        self.by = by
+
+    def __call__(self, y: Tensor, t: Tensor) -> Tensor:
+        return self.by * loss(y, t)
+
+
+class Net(nn.Module):
+    def __init__(self, slope: float = 0.1) -> None:
+        super().__init__()
+        self.slope, self.layer = slope, nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.leaky_relu(self.layer(x), self.slope)
+
+
+class Other(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(self.layer(x))
+
+
+DIFFERENT: list[Callable[[], Any]] = [
+    lambda: loss,
+    lambda: powered,
+    lambda: closed(1.0),
+    lambda: closed(2.0),
+    lambda: closed(torch.ones(3)),
+    lambda: closed(torch.zeros(3)),
+    lambda: Scaled(1.0),
+    lambda: Scaled(2.0),
+    lambda: Scaled(2.0).__call__,
+    lambda: partial(F.cross_entropy, reduction="none"),
+    lambda: partial(F.cross_entropy, reduction="none", label_smoothing=0.1),
+    lambda: nn.CrossEntropyLoss(reduction="none"),
+    lambda: nn.CrossEntropyLoss(reduction="none", label_smoothing=0.1),
+    lambda: nn.CrossEntropyLoss(torch.tensor([1.0, 2.0]), reduction="none"),
+    lambda: F.l1_loss,
+    lambda: lambda y, t: (y - t).abs().mean(1),
+    lambda: lambda y, t: ((y - t).abs() + 1).mean(1),
+    lambda: lambda y, t: ((y - t).abs() + 2).mean(1),
+    lambda: lambda y, t: y if t in {"a", "b", "c"} else t,
+]
+
+
+def test_each_function_is_told_apart_and_like_itself() -> None:
+    told = [of_function(make()) for make in DIFFERENT]
+    assert told == [of_function(make()) for make in DIFFERENT]
+    assert len(set(told)) == len(told)
+    assert all(" at 0x" not in one for one in told)
+
+
+def test_another_process_tells_the_same() -> None:
+    """With another seed of the hashes of strings, which decides the order of sets."""
+    script = "import test_fingerprints as t; print([t.of_function(make()) for make in t.DIFFERENT])"
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parent)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert said[0] == said[1]
+    assert "closed" in said[0]
+
+
+def test_constants_and_functions_of_the_same_file_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = of_function(loss)
+    monkeypatch.setitem(globals(), "POWER", 3)
+    assert of_function(loss) != before
+    monkeypatch.setitem(globals(), "POWER", 2)
+    assert of_function(loss) == before
+    monkeypatch.setitem(globals(), "powered", torch.abs)
+    assert of_function(loss) != before
+
+
+def test_comments_and_docstrings_do_not_count() -> None:
+    told = []
+    for text in ('def f(y, t):\n    "One."\n    return y\n', 'def f(y, t):\n    "Two."\n\n    # why\n    return y\n'):
+        space: dict[str, Any] = {}
+        exec(compile(text, "mine.py", "exec"), space)
+        told.append(of_function(space["f"]))
+    assert told[0] == told[1]
+
+
+def test_a_model_is_its_modules_their_attributes_and_their_code() -> None:
+    same = of_model(nn.Sequential(nn.Linear(2, 2), nn.Tanh()))
+    assert same == of_model(nn.Sequential(nn.Linear(2, 2), nn.Tanh()))  # whatever its weights
+    assert same["1"] == "Tanh"
+    assert of_model(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))["1"] == "ReLU inplace=False"
+    assert of_model(nn.Dropout(0.1)) != of_model(nn.Dropout(0.2))
+    assert of_model(Net()) == of_model(Net())
+    assert of_model(Net()) != of_model(Net(0.2))
+    assert of_model(Net())["(model)"].split(" code ")[1] != of_model(Other())["(model)"].split(" code ")[1]

@@ -1,0 +1,75 @@
+"""Conformal quantiles, against the probability that ranks give them."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from twinboot.estimate.conformal import quantile
+
+
+@pytest.mark.parametrize(("n", "level"), [(9, 0.9), (18, 0.9), (30, 0.5), (57, 0.8)])
+def test_a_new_score_is_below_the_quantile_as_often_as_its_rank_says(n: int, level: float) -> None:
+    draws = 4000
+    scores = np.random.default_rng(0).exponential(size=(draws, n + 1))
+    held = np.mean([own[-1] <= quantile(own[:-1], level) for own in scores])
+    expected = math.ceil(round((n + 1) * level, 9)) / (n + 1)  # all ranks of the new one are as probable
+    assert level <= expected <= level + 1 / (n + 1)
+    assert abs(held - expected) < 4 * math.sqrt(expected * (1 - expected) / draws)
+
+
+def test_too_few_scores_give_no_bound() -> None:
+    assert quantile(np.arange(8.0), 0.9) == math.inf  # the 9th of 8
+    assert quantile(np.arange(9.0), 0.9) == 8.0
+    assert quantile(np.empty(0), 0.1) == math.inf
+
+
+def test_equal_weights_change_nothing_and_a_heavy_row_counts_more() -> None:
+    scores = np.random.default_rng(1).exponential(size=25)
+    for level in (0.1, 0.5, 0.9):
+        assert quantile(scores, level, np.full(25, 0.3)) == quantile(scores, level)
+    assert quantile(np.arange(20.0), 0.5, np.where(np.arange(20) == 15, 30.0, 1.0)) == 15.0
+
+
+@pytest.mark.parametrize("factor", [1e308, 1e-320])
+def test_only_ratios_of_weights_matter(factor: float) -> None:
+    scores, weight = np.random.default_rng(1).exponential(size=25), np.where(np.arange(25) < 5, 1.0, 0.5)
+    for level in (0.1, 0.5, 0.9):
+        assert quantile(scores, level, factor * weight) == quantile(scores, level, weight)
+
+
+@pytest.mark.parametrize("level", [0, 1, 90, -0.1, math.nan, True, "0.9", None, [0.9], np.array([0.9]), 0.9j])
+def test_a_level_is_a_share(level: Any) -> None:
+    with pytest.raises(ValueError, match="level must lie between 0 and 1"):
+        quantile(np.arange(5.0), level)
+
+
+def test_a_list_is_as_good_as_an_array() -> None:
+    assert quantile([float(score) for score in range(9)], 0.9, [1] * 9) == 8.0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [np.array([1.0, math.nan]), np.zeros((2, 2)), np.array([1j, 2]), ["a", "b"], [[1.0], 2.0], [None], None, 3.0],
+)
+def test_scores_that_have_no_order_are_refused(scores: Any) -> None:
+    with pytest.raises(ValueError, match="scores must be a row of real numbers, without NaN"):
+        quantile(scores, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("weight", "said"),
+    [
+        (np.ones(4), "a finite weight of at least 0 for each of the 5 scores"),
+        (np.zeros(5), "and one above 0"),
+        (np.array([1.0, 1, 1, 1, -1]), "a finite weight of at least 0"),
+        (np.array([1.0, 1, 1, 1, math.inf]), "a finite weight of at least 0"),
+        (np.array([1.0, 1, 1, 1, math.nan]), "weight must be a row of real numbers"),
+        (np.array(["a"] * 5), "weight must be a row of real numbers"),
+        (np.empty(0), "for each of the 5 scores"),
+    ],
+)
+def test_weights_that_weigh_nothing_are_refused(weight: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        quantile(np.arange(5.0), 0.5, weight)

@@ -1,0 +1,264 @@
+import dataclasses
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from twinboot import invert
+from twinboot.experiments import cli, fwi, plots
+from twinboot.experiments.fwi import acoustic, velocity
+from twinboot.experiments.fwi import run as fwi_run
+from twinboot.experiments.fwi.config import Config, truth
+from twinboot.experiments.runner.experiment import UnavailableError, command
+from twinboot.experiments.runner.store import RunError, carry_out, load
+
+TINY = Config(shots=8, receivers=10, duration=0.48, steps=2, check=1, first_reset=1, seeds=1)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    """A file of 20 x 30 velocities."""
+    np.savez(path := tmp_path / "model.npz", velocity=np.linspace(1500, 3000, 600, dtype=np.float32).reshape(20, 30))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def problem() -> fwi_run.Problem:
+    return fwi_run.Problem(TINY, truth(TINY), 0)
+
+
+def runs(errors: dict[str, list[float]], correlation: list[float], depth: float = 0.2) -> pd.DataFrame:
+    """A table of runs with these errors of each method and these correlations of sigma with the error."""
+    rows = [
+        {"run": run, "method": method, "start": 200.0, "error": error, "step": 60, "unused": 2, "sigma": 50.0}
+        | {"correlation": correlation[run], "depth": depth, "covered": 0.5, "seconds": 10.0}
+        for method, found in errors.items()
+        for run, error in enumerate(found)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_the_layered_model_is_rock_with_layers_a_fault_and_a_lens() -> None:
+    made = velocity.layered()
+    assert made.min() == 1500
+    assert made.max() == 3500
+    assert len(made.unique()) == 5
+    assert (made[8, 14:23] == 1900).all()  # the lens is slower than what lies above it
+    assert made[7, 14:23].max() > made[8, 14:23].max()
+    assert (made.diff(dim=1) != 0).any(0).sum() >= 4  # layers dip, or are cut
+
+
+def test_blurring_keeps_a_constant_and_the_mean_of_what_is_inside() -> None:
+    assert torch.allclose(velocity.smoothed(torch.full((12, 15), 2000.0), 3.0), torch.full((12, 15), 2000.0))
+    spike = torch.zeros(41, 41)
+    spike[20, 20] = 1
+    found = velocity.smoothed(spike, 2.0)
+    assert found.sum().item() == pytest.approx(1)
+    row = found.sum(1)
+    assert (row * (torch.arange(41) - 20) ** 2).sum().sqrt().item() == pytest.approx(2, rel=0.01)
+
+
+def test_a_window_of_a_file_is_read_and_coarsened(model: str, tmp_path: Path) -> None:
+    cells = np.load(model)["velocity"]
+    assert torch.equal(velocity.read(model), torch.from_numpy(cells))
+    assert np.array_equal(velocity.read(model, (2, 3, 14, 26)), cells[2:16, 3:29])
+    np.save(large := tmp_path / "large.npy", np.arange(1500.0, 1500 + 150 * 300 / 10, 0.1).reshape(150, 300)[:, :299])
+    assert np.array_equal(velocity.read(str(large)), np.load(large)[:60, 99:199].astype(np.float32))
+    assert np.array_equal(velocity.read(str(large), coarsen=2), np.load(large)[:120:2, 49:249:2].astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (np.full((20, 30), np.nan), "not finite"),
+        (np.full((20, 30), 2.5), "no velocities of rock and water in m/s"),
+        (np.full((20, 30, 2), 2000.0), "two dimensions"),
+        (np.full((20, 30), "rock"), "two dimensions"),
+        (np.full((20, 30), 2000j), "two dimensions"),
+        (np.full((20, 30), None), "no .npy or .npz file of plain numbers"),  # would be unpickled
+        (np.zeros((0, 30)), "no velocities"),
+        (np.full((5, 30), 2000.0), "too few"),
+    ],
+)
+def test_a_file_without_velocities_is_refused_in_one_sentence(content: Any, said: str, tmp_path: Path) -> None:
+    np.save(path := tmp_path / "model.npy", content, allow_pickle=True)
+    with pytest.raises(ValueError, match=said) as refused:
+        velocity.read(str(path))
+    assert str(path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_files_that_are_none_are_refused(tmp_path: Path, model: str, capsys: Any) -> None:
+    (tmp_path / "text.npz").write_text("velocity")
+    np.savez(tmp_path / "two.npz", a=np.ones(2), b=np.ones(2))
+    for name, said in (("nowhere.npz", "No such file"), ("text.npz", "plain numbers"), ("two.npz", "holds 2 arrays")):
+        assert cli.main(["fwi", "--model", str(tmp_path / name), "--out", str(tmp_path / "out")]) == 2
+        assert said in (found := capsys.readouterr().err)
+        assert found.count("\n") == 1
+    for flags, said in (
+        (["--window", "0", "0", "30", "30"], "does not lie in the 20 x 30 cells"),
+        (["--window", "0", "0", "0", "30"], "too few"),
+        (["--bounds", "1000", "2000"], "set bounds that contain them"),
+        (["--receivers", "40"], "places"),
+        (["--frequency", "9"], "six cells"),
+    ):
+        assert cli.main(["fwi", "--model", model, *flags, "--out", str(tmp_path / "out")]) == 2
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"shots": 7}, "shots must be at least 8"),
+        ({"noise": -1}, "noise be 0 or more"),
+        ({"spacing": math.nan}, "spacing must be greater than 0"),
+        ({"bounds": (3000.0, 2000.0)}, "the lower one first"),
+        ({"coarsen": 2, "frequency": 1.0}, "name it with --model"),
+        ({"seeds": 0}, "seeds must be at least 1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Config(**change)
+
+
+def test_another_file_under_the_same_name_is_noticed(model: str, tmp_path: Path) -> None:
+    config = dataclasses.replace(TINY, model=model)
+    assert len(config.checksum) == 64
+    assert f"--model {model} --checksum {config.checksum}" in command("fwi", fwi, config)
+    run = carry_out("fwi", fwi, config, tmp_path / "run")
+    np.savez(model, velocity=np.full((20, 30), 2000.0))
+    with pytest.raises(ValueError, match="was it changed"):
+        fwi.parts(config)
+    with pytest.raises(RunError, match="holds a run with checksum"):
+        carry_out("fwi", fwi, dataclasses.replace(config, checksum=""), tmp_path / "run")
+    Path(model).unlink()
+    assert load(tmp_path / "run", {"fwi": fwi}).config == run.config  # a finished run needs its file no more
+
+
+def test_without_deepwave_the_run_names_the_extra_and_reproduce_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
+    monkeypatch.setitem(sys.modules, "deepwave", None)
+    with pytest.raises(UnavailableError, match=r"pip install '\.\[seismic\]'"):
+        fwi.parts(TINY)
+    assert cli.main(["fwi", "--quick", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    import toy
+
+    monkeypatch.setattr(cli, "EXPERIMENTS", {"fwi": fwi, "toy": toy})
+    assert cli.main(["reproduce", "--quick", "--out", str(tmp_path)]) == 0
+    assert "left out: fwi needs deepwave" in capsys.readouterr().err
+    assert (tmp_path / "report.html").exists()
+
+
+def test_the_survey_records_each_shot_and_has_a_derivative(problem: fwi_run.Problem) -> None:
+    field = torch.zeros_like(problem.truth, requires_grad=True)
+    recorded = problem.forward()(field)
+    assert recorded.shape == problem.observed.shape == (8, 10, 120)
+    [gradient] = torch.autograd.grad(recorded.square().sum(), field)
+    assert gradient.isfinite().all()
+    assert (gradient != 0).float().mean() > 0.9
+    some = torch.tensor([5, 2])
+    assert torch.equal(problem.forward().rows(some)(field.detach()), recorded.detach()[some])
+
+
+def test_the_derivative_is_that_of_finite_differences(problem: fwi_run.Problem) -> None:
+    """To first order in a change of 20 m/s, of some hundred cells in the middle."""
+    change = torch.zeros_like(problem.truth)
+    change[4:10, 15:35] = 0.01
+    field = torch.zeros_like(change, requires_grad=True)
+    [gradient] = torch.autograd.grad((problem.forward()(field) - problem.observed).square().sum(), field)
+    with torch.no_grad():
+        up, down = ((problem.forward()(s * change) - problem.observed).square().sum() for s in (1, -1))
+    assert ((up - down) / 2).item() == pytest.approx((gradient * change).sum().item(), rel=0.02)
+
+
+def test_waves_are_not_faster_than_the_medium(problem: fwi_run.Problem) -> None:
+    """The first shot, at the left edge, has not reached the right edge before distance / velocity has passed."""
+    recorded = problem.survey.record(torch.full_like(problem.truth, 2000.0))[0]
+    distance = acoustic.places(TINY.receivers, 50) - 1
+    loud = recorded.abs() > 1e-3 * recorded.abs().max()
+    for way, heard in zip(distance.tolist()[1:], loud[1:], strict=True):
+        first = heard.int().argmax().item() * TINY.interval if heard.any() else math.inf
+        assert first >= way * TINY.cell / 2000
+
+
+def test_noise_has_the_stated_share_of_the_records(problem: fwi_run.Problem) -> None:
+    clean = problem.survey.record(problem.truth)
+    share = (problem.observed - clean).square().mean().sqrt() / clean.square().mean().sqrt()
+    assert share.item() == pytest.approx(TINY.noise, rel=4 / math.sqrt(2 * clean.numel()))
+
+
+def test_shots_are_drawn_whole_and_unseen_ones_carry_no_weight(problem: fwi_run.Problem) -> None:
+    """Other records of the unseen shots change nothing in what the twins learn."""
+    bootstrap = problem.bootstrap()
+    assert bootstrap.n == TINY.shots
+    assert len(bootstrap.unseen) >= 2
+    other = problem.observed.clone()
+    other[bootstrap.unseen] *= -1
+    fields = [
+        invert(
+            problem.forward(), observed, torch.zeros_like(problem.truth), steps=2, stop=None, bootstrap=bootstrap
+        ).field
+        for observed in (problem.observed, other)
+    ]
+    assert torch.equal(*fields)
+    assert bool(fields[0].any())
+
+
+def test_held_out_shots_decide_the_step_and_nothing_else(problem: fwi_run.Problem) -> None:
+    to_the_end = fwi_run.by_adam(problem, lambda: None, hold_out=False)
+    stopped = fwi_run.by_adam(problem, lambda: None, hold_out=True)
+    assert (to_the_end.unused, to_the_end.step) == (0, TINY.steps)
+    assert stopped.unused == 1
+    assert 1 <= stopped.step <= TINY.steps
+
+
+def test_a_run_from_end_to_end(tmp_path: Path) -> None:
+    ticks = []
+    run = carry_out("fwi", fwi, TINY, tmp_path, lambda part: lambda: ticks.append(part.name))
+    assert len(ticks) == sum(part.ticks for part in fwi.parts(TINY))
+    assert list(run.tables["runs"]["method"]) == list(fwi_run.METHODS)
+    assert len(run.tables["maps"]) == 20 * 50
+    assert (run.tables["maps"]["centered sigma"] > 0).mean() > 0.5  # so short a record says nothing of the bottom
+    [shown] = fwi.numbers(TINY, run.tables).values()
+    assert list(shown["method"]) == list(fwi_run.METHODS.values())
+    assert [verdict.status for verdict in fwi.verdicts(TINY, run.tables)] == ["undecided"] * 2  # of one run
+    assert isinstance(fwi.figure(TINY, run.tables), Figure)
+    [legend] = fwi.figure(TINY, run.tables).legends
+    said = {text.get_text() for text in legend.get_texts()}
+    assert said == {"shot", "receiver", "error of a run of Adam", "of Twin-Boot", "mean of the runs"}
+    assert plots.save(lambda: fwi.figure(TINY, run.tables), tmp_path).exists()
+
+
+@pytest.mark.parametrize(
+    ("correlation", "depth", "status"),
+    [
+        ([0.5, 0.52, 0.48], 0.2, "held"),
+        ([0.5, 0.52, 0.48], 0.6, "partly"),  # no better than to distrust what is deep
+        ([0.5, -0.5, 0.1], -0.6, "not held"),
+    ],
+)
+def test_sigma_must_say_more_than_depth(correlation: list[float], depth: float, status: str) -> None:
+    errors = {method: [100.0, 101.0, 99.0] for method in fwi_run.METHODS}
+    tables = {"runs": runs(errors, correlation, depth)}
+    assert fwi.verdicts(Config(seeds=3), tables)[0].status == status
+
+
+@pytest.mark.parametrize(
+    ("centered", "status"),
+    [([90.0, 91.0, 89.5], "held"), ([95.0, 96.0, 94.5], "partly"), ([100.0, 90.0, 110.0], "not held")],
+)
+def test_a_lower_error_is_asked_against_both_ways_of_stopping(centered: list[float], status: str) -> None:
+    errors = {"standard": [100.0, 101.0, 99.0], "held out": [94.0, 95.0, 93.0], "mean": centered, "centered": centered}
+    errors["prior"] = centered
+    tables = {"runs": runs(errors, [0.5, 0.5, 0.5])}
+    assert fwi.verdicts(Config(seeds=3), tables)[1].status == status

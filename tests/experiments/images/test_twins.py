@@ -1,0 +1,134 @@
+"""Twins on images: each row is what its name says, and a recipe is what they are trained by."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from contest import TASK, network, patterns, trained
+from torch.utils.data import TensorDataset
+
+from twinboot import Bootstrap, Estimate, fit, resets
+from twinboot.experiments.images.recipes import TWINS, Recipe
+from twinboot.experiments.images.twins import twins
+from twinboot.training.checkpoints import DamagedError
+from twinboot.training.optimizers import adam
+
+
+def test_twins_are_calibrated_by_what_no_twin_saw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[list[int]] = []
+    calibrate = Estimate.calibrate
+
+    def spy(self: Estimate, dataset: Any, **options: Any) -> float:
+        used.append(list(dataset.indices))
+        return calibrate(self, dataset, **options)
+
+    monkeypatch.setattr(Estimate, "calibrate", spy)
+    trained("twins", tmp_path / "a", replace(TASK, epochs=1))
+    assert used == [Bootstrap(150, seed=0).unseen.tolist()]
+
+
+def test_the_last_epoch_alone_is_neither_averaged_nor_chosen(tmp_path: Path) -> None:
+    trained("twins", tmp_path / "a")
+    data = TensorDataset(TASK.x, TASK.y)
+    plain: list[Estimate] = []
+    fit(
+        network(),
+        data,
+        epochs=TASK.epochs,
+        batch_size=TASK.batch,
+        optimizer=lambda p: adam(p, TASK.rate),
+        progress=False,
+        callback=lambda epoch, estimate, twins: plain.append(twins.estimate()),
+    )
+    kept = Estimate.load(tmp_path / "a" / "last.safetensors", network())
+    for here, there in zip(kept.module.parameters(), plain[-1].module.parameters(), strict=True):
+        assert torch.equal(here, there)
+
+
+@pytest.mark.parametrize("longer", [1.125, 0.875])
+def test_twins_are_shown_after_as_many_epochs_as_the_others_and_after_more_or_fewer(
+    longer: float, tmp_path: Path
+) -> None:
+    name, x = "divided", patterns(20, 2)[0]
+    recipe = Recipe(kind="split", cover=True, longer=longer)
+    found = twins(replace(TASK, epochs=8), tmp_path, lambda: None, name=name, recipe=recipe)
+    row = f"divided, {longer} times as long"
+    assert found.epochs == {row: longer}
+    after: list[Estimate] = []
+    fit(
+        network(),
+        TensorDataset(TASK.x, TASK.y),
+        epochs=9,
+        batch_size=TASK.batch,
+        optimizer=lambda p: adam(p, TASK.rate),
+        bootstrap=Bootstrap(150, kind="split", cover=True),
+        progress=False,
+        callback=lambda epoch, estimate, twins: after.append(estimate),
+    )
+    for epochs, shown in ((8, name), (round(8 * longer), row)):
+        estimate = after[epochs - 1]
+        estimate.update_batchnorm(TASK.x.split(TASK.batch))
+        expected = estimate.predict(x, TASK.samples, seed=TASK.seed).probs
+        torch.testing.assert_close(found.rows[shown](x), expected, atol=0.02, rtol=0.1)  # statistics of other batches
+    assert not torch.allclose(found.rows[row](x), found.rows[name](x), atol=1e-3)
+
+
+def test_early_resets_grow_from_ten_steps_to_a_plain_epoch() -> None:
+    early, usual = Recipe(early=True), Recipe(reset=3)
+    assert early.schedule(replace(TASK, batch=8)) == resets.steps(resets.growing(10, 1.1, most=19))
+    assert early.schedule(replace(TASK, batch=75)) == resets.steps(resets.growing(10, 1.1, most=10))
+    assert usual.schedule(TASK) == resets.every(3)
+    assert Recipe().schedule(TASK) is None
+
+
+def test_a_recipe_reaches_the_twins(tmp_path: Path) -> None:
+    task = replace(TASK, batch=8)  # more than ten steps an epoch, which early resets are apart at first
+    last = {method: trained(method, tmp_path / method, task).sigma["sigma"].iloc[-1] for method in TWINS}
+    assert len(set(last.values())) == len(TWINS)  # no two of them trained the same way
+
+
+def test_draws_have_as_much_of_sigma_as_the_recipe_says(tmp_path: Path) -> None:
+    task = replace(TASK, epochs=2)
+    found = trained("twins-pooled", tmp_path / "a", task)
+    x, _ = patterns(20, 2)
+    last = Estimate.load(tmp_path / "a" / "last.safetensors", network())
+    assert last.scale == TWINS["twins-pooled"][1].scale == 2.4
+    expected = last.predict(x, TASK.samples, "classification", seed=TASK.seed).probs
+    assert torch.equal(found.rows["Twin-Boot with pooled gradients, last epoch alone"](x), expected)
+    ends = [Estimate.load(tmp_path / "a" / "earlier.safetensors", network()).scale, last.scale]
+    assert ends == [2.4, 2.4]
+    last.scale = 1.0
+    assert not torch.equal(last.predict(x, TASK.samples, "classification", seed=TASK.seed).probs, expected)
+
+
+def test_twins_with_dropout_draw_its_masks_too_and_their_mean_does_not(tmp_path: Path) -> None:
+    found = trained("twins-dropout", tmp_path / "a", replace(TASK, epochs=2))
+    x, _ = patterns(20, 2)
+    last = Estimate.load(tmp_path / "a" / "last.safetensors", network(dropout=0.1))
+    assert last.dropout
+    drawn = found.rows["Twin-Boot with dropout, last epoch alone"](x)
+    assert torch.equal(drawn, last.predict(x, TASK.samples, "classification", seed=TASK.seed).probs)
+    last.dropout = False
+    assert not torch.equal(drawn, last.predict(x, TASK.samples, "classification", seed=TASK.seed).probs)
+    of_mean = found.rows["Twin-Boot with dropout, mean"]
+    assert torch.equal(of_mean(x), of_mean(x))
+
+
+def test_what_is_kept_of_a_training_has_the_scale_of_the_recipe_too(tmp_path: Path) -> None:
+    """With none of sigma all draws are the mean."""
+    found = twins(replace(TASK, epochs=2), tmp_path, lambda: None, name="still", recipe=Recipe(scale=0.0))
+    x, _ = patterns(20, 2)
+    torch.testing.assert_close(found.rows["still"](x), found.rows["still, mean"](x))
+
+
+@pytest.mark.parametrize("file", ["look-1.json", "last.safetensors"])
+def test_what_was_kept_before_a_stop_and_is_damaged_is_told_in_one_sentence(file: str, tmp_path: Path) -> None:
+    task = replace(TASK, epochs=2)
+    trained("twins", tmp_path / "a", task)
+    content = (tmp_path / "a" / file).read_bytes()
+    for damaged in (content[:-20], content.replace(b"1", b"2"), b""):
+        (tmp_path / "a" / file).write_bytes(damaged)
+        with pytest.raises(DamagedError, match=rf"{file} is damaged: delete .*a, and this part begins anew\.$"):
+            trained("twins", tmp_path / "a", task)

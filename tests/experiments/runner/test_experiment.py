@@ -1,0 +1,69 @@
+import math
+from typing import Any
+
+import pytest
+import torch
+import toy
+
+from twinboot.experiments import images
+from twinboot.experiments.runner.experiment import agrees, command, label, one_thread, overall, refuse_repeated
+
+
+def test_agreement_is_a_margin_or_three_errors_and_none_without_precision() -> None:
+    assert agrees(1.04, 0.001) is True
+    assert agrees(1.06, 0.001) is False
+    assert agrees(1.06, 0.021) is True
+    assert agrees(5.6, 0.1, expected=5.0, margin=0.1) is False
+    assert agrees(1.0, 0.11) is None
+    assert agrees(1.5, 0.11) is None
+    assert agrees(1.6, 0.11) is False
+    assert agrees(1.0, math.nan) is None
+
+
+@pytest.mark.parametrize(
+    ("answers", "status"),
+    [
+        ([True, True], "held"),
+        ([True, False], "partly"),
+        ([True, False, False], "not held"),
+        ([True, None], "undecided"),
+    ],
+)
+def test_several_answers_make_one_status(answers: list[Any], status: str) -> None:
+    assert overall(answers) == status
+
+
+def test_the_share_that_makes_partly_may_be_chosen() -> None:
+    assert overall([True, False, False], partly=1 / 3) == "partly"
+    assert overall([False, False, False], partly=1 / 3) == "not held"
+
+
+def test_command_gives_the_config_again() -> None:
+    assert command("toy", toy, toy.Config()) == "twinboot toy"
+    assert command("toy", toy, toy.QUICK) == "twinboot toy --quick"
+    assert command("toy", toy, toy.Config(sizes=(3, 4), scale=2.0)) == "twinboot toy --scale 2.0 --sizes 3 4"
+
+
+def test_lists_have_values_and_each_once() -> None:
+    refuse_repeated(toy.Config(), "sizes")
+    for sizes in ((), (1, 1)):
+        with pytest.raises(ValueError, match="sizes"):
+            refuse_repeated(toy.Config(sizes=sizes), "sizes")
+
+
+def test_threads_come_back() -> None:
+    before = torch.get_num_threads()
+    with one_thread():
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
+
+
+def test_a_run_is_called_by_its_preset_where_that_is_not_the_usual_one() -> None:
+    assert label("toy", toy, toy.Config()) == "toy"
+    assert label("images", images, images.Config()) == "images"
+    assert label("images", images, images.Config(preset="cifar10-5k")) == "images-cifar10-5k"
+
+
+def test_a_flag_is_given_without_a_value() -> None:
+    config = images.Config(augment=True, methods=("twins", "twins-draws"))
+    assert command("images", images, config) == "twinboot images --methods twins twins-draws --augment"

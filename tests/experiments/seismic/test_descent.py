@@ -1,0 +1,253 @@
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from loops import assert_same_bits, seeded
+from torch import Tensor
+
+from twinboot import resets
+from twinboot.experiments.seismic.descent import (
+    Method,
+    Mode,
+    Schedule,
+    State,
+    Trained,
+    _Batches,
+    _Best,
+    _division,
+    _Whole,
+    train,
+)
+from twinboot.experiments.seismic.kernels import SIDE, Problem, Task, problem, respond
+
+TASK = Task(rows=64, noise=0.3, beta=1.0, width=1.0, spread=1.0)
+SHORT = Schedule(steps=30, rate=0.01, decay=0.99, first_reset=8, check=5)
+SINGLE, HELD, TWINS = Method(), Method(hold_out=True), Method(2, mode="centered")
+METHODS = [SINGLE, HELD, TWINS]
+
+
+@cache
+def problems() -> tuple[Problem, ...]:
+    """Of the same response and number of rows, and else as different as can be."""
+    other = Task(rows=64, noise=0.1, beta=2.0, width=2.0, spread=0.7)
+    return problem(TASK, 0), problem(other, 1), problem(TASK, 2)
+
+
+def weights_by_hand(p: Problem, method: Method) -> Tensor:
+    """[twins, M], of sum 1."""
+    counts = p.bootstrap.counts.float() if method.replicas > 1 else torch.ones(1, 64)
+    if method.hold_out:
+        counts[:, p.held_out] = 0
+    return counts / counts.sum(1, keepdim=True)
+
+
+def loss_by_hand(p: Problem, weight: Tensor, u: Tensor) -> Tensor:
+    return (weight * (p.kernels @ u.flatten() - p.observed).square()).sum()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_slopes_are_those_of_the_weighted_mean_of_squared_residuals(method: Method) -> None:
+    weights, _ = _division(problems(), method)
+    loss = _Whole(problems(), weights, SHORT, 0)
+    u = torch.randn(3, SIDE**2, generator=seeded(0)).requires_grad_()
+    for twin in range(method.replicas):
+        expected = sum(loss_by_hand(p, weights_by_hand(p, method)[twin], v) for p, v in zip(problems(), u, strict=True))
+        [slope] = torch.autograd.grad(expected, u)
+        torch.testing.assert_close(loss.slope(twin, u.detach(), 1), slope, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", [SINGLE, TWINS])
+def test_an_epoch_of_batches_has_on_average_the_slope_of_all(method: Method) -> None:
+    weights, _ = _division(problems(), method)
+    whole = _Whole(problems(), weights, SHORT, 0)
+    batches = _Batches(problems(), weights, replace(SHORT, batch=16), 0)
+    u = torch.randn(3, SIDE**2, generator=seeded(0))
+    for epoch in range(2):
+        for twin in range(method.replicas):
+            slopes = torch.stack([batches.slope(twin, u, 4 * epoch + step) for step in range(1, 5)])
+            torch.testing.assert_close(slopes.mean(0), whole.slope(twin, u, 1), atol=1e-6, rtol=1e-4)
+            assert not torch.allclose(slopes[0], slopes[1])
+
+
+@pytest.mark.parametrize("method", [SINGLE, TWINS])
+def test_each_epoch_of_batches_has_an_order_of_its_own(method: Method) -> None:
+    weights, _ = _division(problems(), method)
+    batches = _Batches(problems(), weights, replace(SHORT, batch=16), 0)
+    u = torch.randn(3, SIDE**2, generator=seeded(0))
+    first = batches.slope(0, u, 1)
+    assert not torch.allclose(batches.slope(0, u, 5), first)
+    assert_same_bits(batches.slope(0, u, 1), first)
+
+
+def test_a_hold_out_is_in_no_batch() -> None:
+    """64 - 9 rows are three batches of 16; the draws are each row once."""
+    weights, _ = _division(problems(), HELD)
+    batches = _Batches(problems(), weights, replace(SHORT, batch=16), 0)
+    assert batches.per_epoch == 3
+    for p, draws in zip(problems(), batches.draws[0], strict=True):
+        assert sorted([*draws.tolist(), *p.held_out.tolist()]) == list(range(64))
+
+
+def adam_by_hand(p: Problem, weight: Tensor, schedule: Schedule) -> Tensor:
+    field = torch.zeros(SIDE, SIDE, requires_grad=True)
+    optimizer = torch.optim.Adam([field], schedule.rate)
+    for step in range(schedule.steps):
+        optimizer.param_groups[0]["lr"] = schedule.rate * schedule.decay**step
+        optimizer.zero_grad()
+        loss_by_hand(p, weight, respond(p.task.response, p.task.beta * field)).backward()
+        optimizer.step()
+    return field.detach()
+
+
+@pytest.mark.parametrize("response", ["tanh", "cubic"])
+@pytest.mark.parametrize("method", [SINGLE, HELD])
+def test_a_single_field_is_trained_as_by_a_plain_loop_of_adam(method: Method, response: Any) -> None:
+    p = problem(replace(TASK, response=response, beta=1.5), 0)
+    schedule = replace(SHORT, steps=50)
+    found = train([p], method, schedule).last
+    [weight] = weights_by_hand(p, method)
+    torch.testing.assert_close(found.field[0], adam_by_hand(p, weight, schedule), atol=1e-4, rtol=0)
+    assert found.field.abs().max() > 0.1  # it went somewhere
+    assert found.step.tolist() == [50]
+    assert not found.sigma.any()
+
+
+def test_twins_without_noise_or_resets_are_two_plain_loops() -> None:
+    """Their mean and sigma^2: for two, the mean over a block of 3 x 3 cells of half their squared difference."""
+    p, schedule = problems()[1], replace(SHORT, first_reset=100)
+    found = train([p], replace(TWINS, noise=0.0), schedule).last
+    first, second = (adam_by_hand(p, weight, schedule) for weight in weights_by_hand(p, TWINS))
+    torch.testing.assert_close(found.field[0], (first + second) / 2, atol=1e-4, rtol=0)
+    half = (first - second).square().view(10, 3, 10, 3).mean((1, 3)) / 2
+    sigma = half.sqrt().repeat_interleave(3, 0).repeat_interleave(3, 1)
+    torch.testing.assert_close(found.sigma[0], sigma, atol=1e-4, rtol=0)
+    assert sigma.max() > 0.01
+
+
+@pytest.mark.parametrize("method", [SINGLE, HELD, Method(2, mode="mean", noise=0.0)])
+def test_problems_that_are_trained_together_are_trained_as_each_alone(method: Method) -> None:
+    together = train(problems(), method, SHORT)
+    for k, p in enumerate(problems()):
+        alone = train([p], method, SHORT)
+        for name in ("last", "lowest", "clear", "average"):
+            ours, theirs = getattr(together, name), getattr(alone, name)
+            torch.testing.assert_close(ours.field[k], theirs.field[0], atol=1e-4, rtol=0)
+            torch.testing.assert_close(ours.sigma[k], theirs.sigma[0], atol=1e-4, rtol=0)
+            assert ours.step[k] == theirs.step[0]
+
+
+@pytest.mark.parametrize("batch", [None, 16])
+@pytest.mark.parametrize("method", [HELD, TWINS, Method(2, mode="sample")])
+def test_measurements_that_validate_never_touch_the_fields(method: Method, batch: int | None) -> None:
+    schedule = replace(SHORT, batch=batch)
+    changed = []
+    for p in problems():
+        observed = p.observed.clone()
+        observed[p.held_out if method.hold_out else p.bootstrap.unseen] += 10
+        changed.append(replace(p, observed=observed))
+    first, second = train(problems(), method, schedule), train(changed, method, schedule)
+    assert_same_bits(first.last.field, second.last.field)
+    assert_same_bits(first.last.sigma, second.last.sigma)
+    assert_same_bits(first.average.field, second.average.field)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_any_other_measurement_does_touch_the_field(method: Method) -> None:
+    p = problems()[0]
+    used = weights_by_hand(p, method).sum(0) > 0
+    assert used.all() == (method == SINGLE)
+    observed = p.observed + used * 0.1
+    first, second = (train([q], method, SHORT).last for q in (p, replace(p, observed=observed)))
+    assert not torch.equal(first.field, second.field)
+
+
+@pytest.mark.parametrize(("change", "same"), [({"mode": "mean"}, False), ({"noise": 0.0}, False), ({}, True)])
+def test_the_reset_and_the_noise_matter_and_a_seed_repeats(change: dict[str, Any], same: bool) -> None:
+    first, second = (train(problems()[:1], method, SHORT, seed=3).last for method in (TWINS, replace(TWINS, **change)))
+    assert torch.equal(first.field, second.field) == same
+
+
+def test_noise_of_another_seed_is_another_run() -> None:
+    first, second = (train(problems()[:1], TWINS, SHORT, seed=seed).last for seed in (3, 4))
+    assert not torch.equal(first.field, second.field)
+
+
+def test_each_step_ticks() -> None:
+    ticks: list[int] = []
+    train(problems()[:1], SINGLE, SHORT, tick=lambda: ticks.append(1))
+    assert len(ticks) == SHORT.steps
+
+
+# A run that overfits at once, so that the states to keep lie inside it, and its state after each step.
+FAST = Schedule(steps=24, rate=0.08, decay=1.0, first_reset=7, check=1)
+
+
+def states(chosen: Sequence[Problem], method: Method) -> list[State]:
+    return [train(chosen, method, replace(FAST, steps=steps)).last for steps in range(1, FAST.steps + 1)]
+
+
+def validation_losses(p: Problem, method: Method, field: Tensor) -> Tensor:
+    index = p.bootstrap.unseen if method.replicas > 1 else p.held_out
+    u = respond(p.task.response, p.task.beta * field).flatten()
+    return (p.kernels[index] @ u - p.observed[index]).square()
+
+
+MODES: list[Mode] = ["sample", "mean"]
+
+
+@pytest.mark.parametrize("method", [HELD, *(Method(2, mode=mode) for mode in MODES)])
+def test_kept_states_are_what_their_rules_say_of_every_step(method: Method) -> None:
+    """By brute force: `lowest` has the lowest validation loss; `clear` moves on where the gain is more than its
+    standard error; `average` is the mean field since the last reset."""
+    noisy = [problem(replace(TASK, noise=1.5, beta=beta), seed) for seed, beta in ((0, 1.0), (1, 0.5), (2, 1.0))]
+    path, found = states(noisy, method), train(noisy, method, FAST)
+    assert_same_bits(found.last.field, path[-1].field)
+    due = resets.growing(FAST.first_reset, 1.5)
+    begin = max((t for t in range(1, FAST.steps) if due(t)), default=0) if method.replicas > 1 else 0
+    average = torch.stack([state.field for state in path[begin:]]).mean(0)
+    torch.testing.assert_close(found.average.field, average, atol=1e-6, rtol=1e-5)
+    chosen = []
+    for k, p in enumerate(noisy):
+        losses = [validation_losses(p, method, state.field[k]) for state in path]
+        lowest = min(range(FAST.steps), key=lambda t, losses=losses: losses[t].mean().item())
+        clear = 0
+        for t in range(1, FAST.steps):
+            gain = losses[clear] - losses[t]
+            if gain.mean() > gain.std() / math.sqrt(len(gain)):
+                clear = t
+        for kept, t in ((found.lowest, lowest), (found.clear, clear)):
+            assert kept.step[k] == t + 1
+            assert_same_bits(kept.field[k], path[t].field[k])
+            assert_same_bits(kept.sigma[k], path[t].sigma[k])
+        chosen.append((lowest, clear))
+    assert min(min(chosen)) < FAST.steps - 1  # the rules had something to decide
+    assert any(lowest != clear for lowest, clear in chosen)
+
+
+@pytest.mark.parametrize(("factor", "step"), [(1.1, 2), (0.9, 1)])
+def test_a_standard_error_is_of_the_problems_own_measurements(factor: float, step: int) -> None:
+    """Three of them beside a problem of forty. Gains of 1 - d, 1 and 1 + d have the standard error d / sqrt(3)."""
+    few, many = torch.eye(40)[:3], torch.eye(40)
+    best = _Best([(few, torch.zeros(3)), (many, torch.zeros(40))], lambda u: u)
+    apart = math.sqrt(3) / factor
+    gain = torch.zeros(2, 40)
+    gain[:, :3] = torch.tensor([1 - apart, 1.0, 1 + apart])
+    for number, losses in enumerate((torch.full((2, 40), 4.0), 4 - gain), start=1):
+        best.look(losses.sqrt(), torch.zeros(2, 1), number)
+    assert best.trained().clear.step[0] == step
+    assert best.trained().lowest.step.tolist() == [2, 2]
+
+
+def test_looks_come_at_each_check_and_at_the_end() -> None:
+    """With a check at each 7th of 17 steps, a loss that falls all the time is lowest at step 17, and the average is
+    over the steps 7, 14 and 17."""
+    smooth = problem(replace(TASK, noise=0.001, width=3.0), 0)
+    schedule = Schedule(steps=17, rate=0.001, decay=1.0, check=7)
+    found: Trained = train([smooth], HELD, schedule)
+    assert found.last.step == found.lowest.step == 17
+    path = [train([smooth], HELD, replace(schedule, steps=steps)).last.field for steps in (7, 14, 17)]
+    torch.testing.assert_close(found.average.field, torch.stack(path).mean(0))

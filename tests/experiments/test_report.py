@@ -1,0 +1,344 @@
+"""The report as a file, and as people see it, in a real browser."""
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import toy
+
+from twinboot.experiments import cli, fwi, gaussian, images, plots, seismic
+from twinboot.experiments.report import ORDER, TITLE, _reasons, write_page, write_report
+from twinboot.experiments.runner.experiment import Verdict
+from twinboot.experiments.runner.store import carry_out, load
+from twinboot.experiments.seismic import estimates, regimes
+from twinboot.experiments.wells import basins, sweeps
+
+TOY = toy.TITLE.replace("<", "&lt;")  # in Markdown
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    runs = []
+    for name in ("first", "second"):
+        run = carry_out(name, toy, toy.Config(), tmp_path / name)
+        plots.save(lambda run=run: toy.figure(run.config, run.tables), tmp_path / name)
+        runs.append((run, tmp_path / name))
+    return write_report(runs, {"first": toy, "second": toy}, tmp_path)
+
+
+def test_page_needs_nothing_from_outside(page: Path) -> None:
+    text = page.read_text()
+    sources = re.findall(r'(?:src|srcset|href)="([^"]{1,40})', text)
+    outside = {source for source in sources if not source.startswith(("data:", "#"))}
+    assert outside == {"https://arxiv.org/abs/2508.15019"}  # a link to follow, not loaded
+    assert "url(" not in text
+    assert "@import" not in text
+
+
+def test_page_says_what_each_run_is_about(page: Path) -> None:
+    text = page.read_text()
+    for whose, count in (("the paper", "2 held, 2 not held"), ("our own", "2 held")):
+        line = re.search(f"<p>Claims of {whose}: (.*)", re.sub("</?span[^>]*>", "", text))
+        assert line
+        assert line[1] == f"{count}.</p>"
+    assert text.count("By which all is multiplied.") == 2  # the reason of a setting, from the config's source
+    assert text.count("Does it run?") == 2
+    assert "torch" in text
+
+
+def test_what_an_experiment_says_is_text_and_not_markup(page: Path) -> None:
+    text = page.read_text()
+    assert "<script>alert(1)" not in text
+    assert "A toy &lt;experiment&gt; &amp; more" in text
+
+
+@contextmanager
+def browser(width: int = 1000, dark: bool = False) -> Iterator[Any]:
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    for flag in ("headless", "no-sandbox", "disable-gpu", "no-first-run", "disable-background-networking"):
+        options.add_argument(f"--{flag}")
+    for flag in ("disable-component-update", "disable-sync", "disable-quic", "disable-dev-shm-usage"):
+        options.add_argument(f"--{flag}")
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    try:
+        size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+        yield driver
+    finally:
+        driver.quit()
+
+
+# A newcomer's machine may have no browser. Where CI is set they run, and fail if there is none.
+in_browser: Callable[..., Any] = pytest.mark.skipif(
+    not ((CHROMIUM and DRIVER) or os.environ.get("CI")), reason="needs the Debian packages chromium and chromium-driver"
+)
+
+
+@in_browser
+@pytest.mark.parametrize(("width", "dark"), [(1000, False), (1000, True), (390, False)])
+def test_page_in_a_browser(page: Path, width: int, dark: bool) -> None:
+    with browser(width, dark) as driver:
+        driver.get(page.as_uri())
+        images = driver.execute_script(
+            "return [...document.images].map(i => [i.complete, i.naturalWidth, i.naturalHeight, i.width, i.currentSrc])"
+        )
+        assert len(images) == 2
+        for complete, natural_width, natural_height, shown, _ in images:
+            assert complete
+            assert min(natural_width, natural_height, shown) > 100
+        light = driver.execute_script("return document.images[0].src")
+        assert (images[0][4] != light) == dark  # another picture for dark pages
+        background = driver.execute_script("return getComputedStyle(document.body).backgroundColor")
+        assert background == ("rgb(22, 24, 29)" if dark else "rgb(255, 255, 255)")
+        tables = driver.execute_script("return [...document.querySelectorAll('table')].map(t => t.rows.length)")
+        assert tables == [4, 4] * 2  # numbers and config, each with a head and three rows
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= width  # no sideways scrolling
+        words, meanings = (
+            driver.execute_script(f"return document.querySelector('{k}').offsetWidth") for k in ("dt", "dd")
+        )
+        assert words < meanings  # on a phone, too
+        assert driver.get_log("browser") == []
+
+
+@in_browser
+def test_a_long_word_of_a_command_breaks_on_a_phone(page: Path, tmp_path: Path) -> None:
+    run = load(tmp_path / "first", {"first": toy})
+    long = replace(run, config=toy.Config(seed=10**70))
+    write_report([(long, tmp_path / "first")], {"first": toy}, tmp_path)
+    with browser(390) as driver:
+        driver.get(page.as_uri())
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= 390
+
+
+@in_browser
+@pytest.mark.parametrize("width", [1200, 600])
+def test_a_wide_table_wraps_and_scrolls_only_where_that_is_not_enough(
+    page: Path, tmp_path: Path, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = {f"measure {k}": ["0.912 ± 0.005"] for k in range(10)}
+    table = pd.DataFrame({"method": ["single, best loss, temperature by the hold-out"], **columns})
+    monkeypatch.setattr(toy, "numbers", lambda config, tables: {"Many columns": table})
+    write_report([(load(tmp_path / "first", {"first": toy}), tmp_path / "first")], {"first": toy}, tmp_path)
+    with browser(width) as driver:
+        driver.get(page.as_uri())
+        box = "document.querySelector('.scrolls')"
+        seen, all_of_it = driver.execute_script(f"return [{box}.clientWidth, {box}.scrollWidth]")
+        assert (all_of_it > seen) == (width < 1000)
+        cell = driver.execute_script(f"return {box}.querySelectorAll('td')[1].textContent")
+        assert cell == "0.912 ±\u00a00.005"  # an error stays with its sign
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+
+
+@in_browser
+def test_the_report_of_the_real_experiments_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them with hardly any seeds, through the command line."""
+    few: Any = {"sizes": (20, 40), "seeds": 4}
+    monkeypatch.setattr(gaussian, "QUICK", gaussian.Config(**few, replicas=(5,), falling=20))
+    monkeypatch.setattr(basins, "QUICK", basins.Config(size=20, epochs=13, seeds=4))
+    short: Any = {"size": 20, "epochs": 13, "rate_steps": (6, 9), "noises": (0.2,), "rates": (0.1,), "batches": (5,)}
+    monkeypatch.setattr(sweeps, "QUICK", sweeps.Config(**few, **short))
+    tiny: Any = {"shots": 8, "receivers": 10, "duration": 0.48, "steps": 2, "check": 1, "seeds": 1}
+    monkeypatch.setattr(fwi, "QUICK", fwi.Config(**tiny))
+    monkeypatch.setattr(seismic, "QUICK", seismic.Config(rows=64, seeds=2, steps=3, turns=2))
+    one: Any = {"rows": (60,), "noise": (0.3,), "beta": (1.0,), "width": (1.0,), "spread": (1.0,)}
+    monkeypatch.setattr(regimes, "QUICK", regimes.Config(**one, seeds=2, steps=3))
+    monkeypatch.setattr(estimates, "QUICK", estimates.Config(seeds=2, steps=21))
+    monkeypatch.setattr(images, "QUICK", images.Config(methods=("hold-out", "twins"), epochs=3, seeds=1, samples=2))
+    assert cli.main(["reproduce", "--quick", "--out", str(tmp_path)]) == 0  # uci is left out: it has no data
+    with browser() as driver:
+        driver.get((tmp_path / "report.html").as_uri())
+        pictures = driver.execute_script(
+            "return [...document.images].map(i => Math.min(i.naturalWidth, i.naturalHeight))"
+        )
+        assert len(pictures) == 8
+        assert min(pictures) > 500
+        sections = driver.execute_script(
+            "return [...document.querySelectorAll('section')].map(s => [s.id, s.querySelectorAll('.numbers').length,"
+            " s.querySelectorAll('.verdict').length, s.querySelectorAll('table.config tbody tr').length])"
+        )
+        fields = {name: len(module.Config.__dataclass_fields__) for name, module in cli.EXPERIMENTS.items()}
+        expected = [["gaussian", 2, 4], ["basins", 1, 3], ["sweeps", 1, 5], ["images", 3, 6], ["seismic", 6, 4]]
+        expected += [["regimes", 2, 2], ["estimates", 2, 2], ["fwi", 1, 2]]
+        assert sections == [[*row, fields[str(row[0])]] for row in expected]
+        reasons = driver.execute_script(
+            "return [...document.querySelectorAll('.config td:last-child')].map(t => t.innerHTML)"
+        )
+        assert all(reasons)  # every number has its source
+        assert driver.get_log("browser") == []
+
+
+@in_browser
+def test_print_shows_the_configs_and_light_pictures(page: Path) -> None:
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    with browser(dark=True) as driver:
+        driver.get(page.as_uri())
+        driver.execute_script("dispatchEvent(new Event('beforeprint'))")
+        assert driver.execute_script("return [...document.querySelectorAll('details')].every(d => d.open)")
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+        # The picture for paper is loaded anew; until then there may be none to decode.
+        script = "const i = document.images[0]; return i.complete && i.naturalWidth > 100 && i.currentSrc === i.src"
+        WebDriverWait(driver, 10).until(lambda driver: driver.execute_script(script))
+        assert driver.execute_script("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+def test_words_of_the_page_are_there_as_markdown_too(page: Path) -> None:
+    text = page.with_suffix(".md").read_text()
+    assert "- **Not held.** It is useful. (nowhere)" in text
+    assert "- **Held.** It is short. (our claim: nowhere)" in text
+    assert "| part | \\|value\\| |\n|---|---|\n| 0.0 | 0.0 |" in text  # bars that make no columns
+
+
+def test_a_page_of_the_docs_has_its_figures_beside_it(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "EXPERIMENTS", {"first": toy, "second": toy})
+    words = ["--title", "Of toys", "--about", "They are small.", "--prefix", "toy-"]
+    docs = tmp_path / "docs"
+    assert cli.main(["report", str(tmp_path), "--page", str(docs / "toys.md"), *words]) == 0
+    assert sorted(place.name for place in docs.rglob("*.*")) == ["toy-first.png", "toy-second.png", "toys.md"]
+    assert (docs / "figures/toy-first.png").read_bytes() == (tmp_path / "first/figure.png").read_bytes()
+    text = (docs / "toys.md").read_text()
+    assert text.startswith("# Of toys\n\n- Claims of the paper: ")
+    assert "\n\nThey are small.\n\n| experiment |" in text
+    assert f"![{TOY}](figures/toy-second.png)\n\n*{toy.CAPTION}*\n" in text
+    assert f"[{TOY}](first/figure.png)" in page.with_suffix(".md").read_text()  # where the figure of a run is
+
+
+def told(tmp_path: Path, words: dict[str, str] | None = None, **about: Any) -> tuple[str, str]:
+    """The Markdown of both kinds, where run.json says so."""
+    run = load(tmp_path / "first", {"first": toy})
+    runs = [(replace(run, about=run.about | about), tmp_path / "first")]
+    html = write_report(runs, {"first": toy}, tmp_path, **(words or {}))
+    assert "<script>alert" not in html.read_text()
+    docs = write_page(runs, {"first": toy}, tmp_path / "docs" / "toys.md", **(words or {}))
+    return html.with_suffix(".md").read_text(), docs.read_text()
+
+
+def test_what_an_experiment_says_is_no_markup_in_markdown_either(page: Path, tmp_path: Path) -> None:
+    for text in told(tmp_path):
+        assert "\n  &lt;script>alert(1)&lt;/script>\n" in text
+        assert set(re.findall(r"<[^ ][^>]*>", text)) == {'<a id="first">', "</a>", "<br>"}  # what the page itself has
+
+
+@pytest.mark.parametrize("key", ["twinboot", "revision", "torch", "platform"])
+def test_what_a_file_says_is_text_in_markdown(key: str, page: Path, tmp_path: Path) -> None:
+    said = "a <script>alert(1)</script>, <https://x.y>, [b](javascript:c), &lt;, 1 < 2 & 3"
+    shown = "a &lt;script>alert(1)&lt;/script>, &lt;https://x.y>, [b]\\(javascript:c), &amp;lt;, 1 < 2 & 3"
+    for text in told(tmp_path, **{key: said}):
+        assert shown in text
+        assert "<script" not in text
+
+
+def test_a_cell_of_a_table_stays_in_its_row(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pd.DataFrame({"set <i>": ["a\nb | <script>alert(1)"]})
+    monkeypatch.setattr(toy, "numbers", lambda config, tables: {"Of\nsets": table})
+    for text in told(tmp_path):
+        assert "\nOf sets:\n\n| set &lt;i> |\n|---|\n| a b \\| &lt;script>alert(1) |\n" in text
+
+
+def test_an_author_writes_markdown_without_html(page: Path, tmp_path: Path) -> None:
+    words = {"title": "Of *toys* <b>", "about": "See [them](toys.html)\nor <https://x.y>: <script>alert(1)</script>"}
+    for text in told(tmp_path, words):
+        assert text.startswith("# Of *toys* &lt;b>\n")
+        assert "\nSee [them](toys.html)\nor <https://x.y>: &lt;script>alert(1)&lt;/script>\n" in text
+
+
+def test_a_command_stays_in_its_span_of_code(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for command, span in (("a", "`a`"), ("a `` <i> `b`", "``` a `` &lt;i> `b` ```")):
+        monkeypatch.setattr("twinboot.experiments.report.command", lambda *_, command=command: command)
+        for text in told(tmp_path):
+            assert f"\nBy {span}: twinboot" in text
+
+
+def test_the_words_open_with_a_table_of_what_came_out(page: Path) -> None:
+    text = page.with_suffix(".md").read_text()
+    rows = [f"| [{TOY}](#{name}) | 1 held, 1 not held | 1 held |\n" for name in ("first", "second")]
+    assert "|---|---|---|\n" + "".join(rows) + "\n## How" in text
+    assert '\n<a id="first"></a>\n' in text
+
+
+def test_both_pages_say_how_to_read_them_in_the_same_words(page: Path) -> None:
+    marked, plain = page.read_text(), page.with_suffix(".md").read_text()
+    told = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", marked)
+    assert told == re.findall(r"^- \*\*(.*?)\*\*: (.*)$", plain, re.MULTILINE)
+    assert [word for word, _ in told][:5] == [*(status.capitalize() for status in ORDER), "±"]
+    assert plain.index("## How to read this") < plain.index(f"## {TOY}")
+
+
+def test_the_page_explains_each_column_of_the_images(page: Path) -> None:
+    """But for the last one, which the title of the table explains."""
+    told = [
+        word.lower() for word in re.findall(r"^- \*\*(.*?)\*\*: ", page.with_suffix(".md").read_text(), re.MULTILINE)
+    ]
+    headings = [*images.COLUMNS.values(), images.TIME]
+    assert [heading for heading in headings if heading.lower() not in told] == []
+
+
+def test_page_names_the_runs_that_were_quick(page: Path, tmp_path: Path) -> None:
+    assert "not to be quoted" not in page.read_text()
+    run = carry_out("first", toy, toy.QUICK, tmp_path / "quick" / "first")
+    plots.save(lambda: toy.figure(run.config, run.tables), tmp_path / "quick" / "first")
+    write_report([(run, tmp_path / "quick" / "first")], {"first": toy}, tmp_path / "quick")
+    text = (tmp_path / "quick/report.html").read_text()
+    assert "not to be quoted: A toy &lt;experiment&gt; &amp; more." in text
+    assert text.index("not to be quoted") < text.index("Claims of the paper")  # read before what it is about
+    docs = write_page([(run, tmp_path / "quick" / "first")], {"first": toy}, tmp_path / "docs" / "toys.md")
+    for place in (tmp_path / "quick/report.md", docs):
+        said = "> Made with `--quick`, from few seeds, so that their verdicts are not to be quoted: A toy"
+        assert place.read_text().startswith(f"# {TITLE}\n\n{said}")
+
+
+def test_both_kinds_of_page_name_the_runs_that_are_not_finished(page: Path, tmp_path: Path) -> None:
+    runs = [(load(tmp_path / "first", {"first": toy}), tmp_path / "first")]
+    unfinished = ["the run in a is not complete.", "the run in b is not complete."]
+    html = write_report(runs, {"first": toy}, tmp_path, unfinished=unfinished)
+    assert "<li>the run in b is not complete.</li>" in html.read_text()
+    docs = write_page(runs, {"first": toy}, tmp_path / "docs" / "toys.md", unfinished=unfinished)
+    for place in (html.with_suffix(".md"), docs):
+        said = "> Begun but not finished, and so not on this page:\n"
+        said += "> - the run in a is not complete.\n> - the run in b is not complete.\n\n- Claims"
+        assert said in place.read_text()
+
+
+def test_every_figure_of_the_docs_is_there() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    for page in docs.glob("*.md"):
+        linked = re.findall(r"\]\((figures/.*?)\)", page.read_text())
+        assert [name for name in linked if not (docs / name).exists()] == []
+    assert "](figures/gaussian.png)" in (docs / "results.md").read_text()
+
+
+def test_a_config_says_its_own_reason_where_it_changes_a_setting() -> None:
+    general, own = _reasons(basins.Setting), _reasons(basins.Config)
+    assert general["size"].endswith("as many as in Figure 1.")
+    assert own["size"].endswith("few, so that sigma can be seen in the picture.")
+    assert own["noise"] == general["noise"]
+    assert set(own) == set(basins.Config.__dataclass_fields__)
+
+
+def test_a_status_is_counted_only_if_a_claim_has_it(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = page.with_suffix(".md")
+    assert "- Claims of the paper: 2 held, 2 not held.\n- Claims of our own: 2 held.\n" in words.read_text()
+    verdict = Verdict("It lasts.", "nowhere", "undecided", "Too few runs.")
+    monkeypatch.setattr(toy, "verdicts", lambda config, tables: [verdict])
+    run = load(tmp_path / "first", {"first": toy})
+    write_report([(run, tmp_path / "first")], {"first": toy}, tmp_path)
+    assert "- Claims of the paper: 1 undecided.\n\nThe paper" in words.read_text()
