@@ -13,6 +13,8 @@ from torch import Tensor, nn
 import twinboot.twins as twins_module
 from twinboot import Blocks, Bootstrap, Twins
 from twinboot._core import noise as noise_module
+from twinboot.groups import Partition
+from twinboot.twins import apart, variance
 
 
 class Mean(nn.Module):
@@ -539,3 +541,44 @@ def test_weights_that_are_not_finite_are_noticed_by_a_reset_and_an_estimate(
     for call in (twins.reset, twins.estimate, twins.update):
         with pytest.raises(FloatingPointError, match=r"weights of group '0' are not finite after update \d+"):
             call()
+
+
+@pytest.mark.parametrize("copies", [2, 3, 5])
+@pytest.mark.parametrize("groups", ["layer", "tensor", "unit"])
+def test_it_is_the_sample_variance_of_the_copies_at_once_and_one_by_one(copies: int, groups: str) -> None:
+    model = mlp()
+    partition = Partition.of(model, groups)
+    generator = seeded(4)
+    weights = [[torch.randn(p.shape, generator=generator) for p in model.parameters()] for _ in range(copies)]
+    found = variance(partition, copies, [(range(len(weights[0])), weights)])
+    spreads = [torch.stack(same).var(0) for same in zip(*weights, strict=True)]
+    expected, sizes = torch.zeros_like(found), partition.sizes
+    for owners, spread in zip(partition.expand(spreads, of=torch.arange(len(found))), spreads, strict=True):
+        expected.index_add_(0, owners.expand_as(spread).flatten(), spread.flatten())
+    torch.testing.assert_close(found, expected / sizes)
+    parts = (([i], [[copy[i]] for copy in weights]) for i in range(len(weights[0])))
+    assert_same_bits(variance(partition, copies, parts), found)
+
+
+def test_copies_are_apart_where_any_of_them_differs() -> None:
+    copies = [torch.zeros(4, 2, 3) for _ in range(3)]
+    copies[1][1, 0, 2] = 1.0
+    copies[2][3, 1, 1] = -1e-30
+    assert apart(copies).flatten().tolist() == [False, True, False, True]
+    for whole in ([c.bfloat16() for c in copies], [c.flatten() for c in copies]):
+        assert apart(whole).tolist() is True
+        assert apart(whole[:1] * 2).tolist() is False
+
+
+def test_a_reset_keeps_sigma_after_steps_that_make_entries_agree_by_chance() -> None:
+    """Steps of one size, as of sign descent, leave half of the entries of two twins the same after the first."""
+    twins = Twins(nn.Linear(100, 400, bias=False))
+    with torch.no_grad():
+        for number, twin in enumerate(twins):
+            twin.weight.add_(0.01 * torch.randn(twin.weight.shape, generator=seeded(number)).sign())
+    twins.update()
+    before = twins.partition.sigma.clone()
+    twins.reset()
+    twins.update()
+    width = 4 / math.sqrt(2 * 40_000)  # four standard errors of sigma from so many entries
+    torch.testing.assert_close(twins.partition.sigma, before, rtol=width, atol=0)

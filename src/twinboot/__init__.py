@@ -10,9 +10,8 @@ from .groups import Blocks
 from .inverse.inversion import Inversion
 from .inverse.invert import invert
 from .inverse.operators import Dense
-from .pooling import pool_gradients
 from .training.fit import Fit, fit
-from .twins import Twins
+from .twins import Twins, pool_gradients
 
 __version__ = "0.1.0"
 

@@ -12,17 +12,21 @@ that group: entry `i` uses `sigma[name][labels[i]]`. `"layer"`, `"tensor"`, `"un
 
 from __future__ import annotations
 
+import copy
 import math
-from collections import Counter
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ._core.checks import require_types, shown
+from ._core.checks import require_number, require_types, shown
+from ._core.pieces import split
+from ._core.replicate import wide
+from ._core.sharding import cut, holders, summed
 
 ROOT = "(model)"  # the group of the parameters that the model itself owns, outside any submodule
 
@@ -98,23 +102,23 @@ def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 def fixed_entries(model: nn.Module) -> dict[str, Tensor]:
     """Parameter name -> which of its entries never have a gradient, as a mask that broadcasts against it: the padding
-    row of an embedding, and what `torch.nn.utils.prune` has masked. In a tied weight another layer may train them."""
-    tied = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    row of an embedding, and what `torch.nn.utils.prune` has masked. In a tied weight, those that no layer trains. A
+    model that uses the weight of an embedding with a padding row in its own computations is not seen through."""
     names = {id(p): name for name, p in model.named_parameters()}
-    found: dict[str, Tensor] = {}
+    of_owners: dict[str, list[Tensor]] = {}
     for module in model.modules():
         for name, p in module._parameters.items():
-            if p is None or tied[id(p)] > 1:
+            if p is None:
                 continue
-            masks = []
+            masks = [torch.zeros(1, dtype=torch.bool, device="cpu")]
             padding = module.padding_idx if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) else None
             if padding is not None and name in ("weight", "weight_orig"):
                 masks.append(torch.arange(len(p), device="cpu")[:, None] == padding)
             if name.endswith("_orig") and (mask := module._buffers.get(f"{name[:-5]}_mask")) is not None:
                 masks.append(mask.cpu() == 0)
-            if masks:
-                found[names[id(p)]] = torch.stack(torch.broadcast_tensors(*masks)).any(0)
-    return found
+            of_owners.setdefault(names[id(p)], []).append(torch.stack(torch.broadcast_tensors(*masks)).any(0))
+    found = {name: torch.stack(torch.broadcast_tensors(*masks)).all(0) for name, masks in of_owners.items()}
+    return {name: mask for name, mask in found.items() if bool(mask.any())}
 
 
 def layer_of(model: nn.Module, name: str) -> str:
@@ -208,3 +212,244 @@ def _checked(answer: object, name: str, parameter: Tensor) -> Assignment:
             f"{tuple(parameter.shape)}."
         )
     return Assignment(group, labels.reshape((1,) * missing + tuple(labels.shape)), shape)
+
+
+Shape = tuple[int, ...]
+
+
+class Partition(nn.Module):
+    """Every trainable entry of a model has exactly one sigma. A module, so that its labels move with the weights."""
+
+    sigma: Tensor
+    sizes: Tensor
+    _owners: Tensor
+
+    def __init__(
+        self,
+        groups: Mapping[str, Shape],
+        parameters: Mapping[str, Shape],
+        owners: Sequence[int | Tensor],
+        sigma: Tensor,
+        fixed: Mapping[str, Tensor],
+    ) -> None:
+        super().__init__()
+        self.groups = {name: tuple(shape) for name, shape in groups.items()}
+        self.parameter_shapes = {name: tuple(shape) for name, shape in parameters.items()}
+        self._whole = {i: owner for i, owner in enumerate(owners) if isinstance(owner, int)}
+        self._labelled = [i for i, owner in enumerate(owners) if isinstance(owner, Tensor)]
+        self._fixed = [i for i, name in enumerate(self.parameter_shapes) if name in fixed]
+        for i, name in enumerate(self.parameter_shapes):
+            if name in fixed:
+                self.register_buffer(f"fixed_{i}", fixed[name].detach().clone(), persistent=False)
+        sizes = torch.zeros(sum(map(math.prod, self.groups.values())), dtype=torch.long, device="cpu")
+        for i, (owner, shape) in enumerate(zip(owners, self.parameter_shapes.values(), strict=True)):
+            if isinstance(owner, int):
+                sizes[owner] += math.prod(shape)
+            else:
+                self.register_buffer(f"labels_{i}", owner, persistent=False)
+                share = math.prod(shape) // owner.numel()  # entries of the parameter that each label stands for
+                sizes.index_add_(0, owner.flatten(), torch.full_like(owner.flatten(), share))
+        self._require_entries(sizes)
+        for i in self._fixed:
+            masked = self._mask(i).cpu().broadcast_to(list(self.parameter_shapes.values())[i])
+            places = torch.as_tensor(owners[i]).cpu().broadcast_to(masked.shape)[masked]
+            sizes.index_add_(0, places, -torch.ones_like(places))
+        sizes.clamp_(min=1)  # where no entry has a gradient: sigma is then 0, and not 0 / 0
+        self.register_buffer("sigma", sigma)
+        self.register_buffer("sizes", sizes, persistent=False)
+        # Beside the sums, so that none has to be sent there at each update; of labelled parameters it is not asked.
+        places = torch.tensor([self._whole.get(i, 0) for i in range(len(owners))], dtype=torch.long, device="cpu")
+        self.register_buffer("_owners", places, persistent=False)
+
+    @classmethod
+    def of(cls, model: nn.Module, grouping: str | Grouping) -> Partition:
+        """The partition that a grouping makes of a model's trainable parameters."""
+        assigned = assign(model, grouping)
+        groups = _group_shapes(assigned)
+        starts, start = {}, 0
+        for group, shape in groups.items():
+            starts[group], start = start, start + math.prod(shape)
+        owners = [starts[a.group] if a.labels is None else a.labels + starts[a.group] for a in assigned.values()]
+        parameters = {name: model.get_parameter(name) for name in assigned}
+        best = torch.float64 if any(p.dtype == torch.float64 for p in parameters.values()) else torch.float32
+        sigma = torch.zeros(start, dtype=best, device="cpu")
+        shapes = {name: tuple(p.shape) for name, p in parameters.items()}
+        partition = cls(groups, shapes, owners, sigma, fixed_entries(model))
+        return partition.to(next(iter(parameters.values())).device)
+
+    def _require_entries(self, sizes: Tensor) -> None:
+        for group, own in self.named(sizes).items():
+            if (empty := (own.flatten() == 0).nonzero()).numel():
+                raise ValueError(
+                    f"label {int(empty[0])} of group {group!r} has no entries: use 0, 1, 2, ... without gaps."
+                )
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """A flat vector as group name -> its part, in the group's own shape."""
+        parts = flat.split([math.prod(shape) for shape in self.groups.values()])
+        return {name: part.view(shape) for (name, shape), part in zip(self.groups.items(), parts, strict=True)}
+
+    def scaled(self, scale: float) -> Partition:
+        """A copy whose sigmas are so many times as large."""
+        require_number("scale", scale)
+        scaled = copy.deepcopy(self)
+        scaled.sigma.mul_(scale)
+        return scaled
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """Group name -> its sigmas as they are now."""
+        return self.named(self.sigma.clone())
+
+    def expand(self, like: Sequence[Tensor], scale: float = 1.0, of: Tensor | None = None) -> list[Tensor]:
+        """The sigma of each entry: for each parameter a tensor that broadcasts against it, or against the part of it
+        that is here, on its device. It is 0 where no gradient reaches. Or the same for another vector with one value
+        for each sigma."""
+        sigma = self.sigma if of is None else of
+        sigma = sigma if scale == 1.0 else sigma * scale
+        single = sigma.unbind() if self._whole else ()  # with labels only, there may be thousands of sigmas
+        found = [
+            single[self._whole[i]] if i in self._whole else sigma[cut(self._labels(i, sigma), p)]
+            for i, p in enumerate(like)
+        ]
+        for i in self._fixed:
+            found[i] = found[i].masked_fill(cut(self._mask(i).to(sigma.device), like[i]), 0.0)
+        return [s if s.device == p.device else s.to(p.device) for s, p in zip(found, like, strict=True)]
+
+    def expand_pieces(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        """`expand` for each of the `pieces`."""
+        found: list[Tensor] = []
+        for i, (w, sigma) in enumerate(zip(weights, self.expand(weights), strict=True)):
+            sizes = [len(piece) for piece in split(w)] if i in self._whole and w.ndim else [1]
+            cuts = i in self._fixed and len(sizes) > 1 and len(sigma) > 1
+            found += sigma.split(sizes) if cuts else [sigma] * len(sizes)
+        return found
+
+    def views(self, like: Sequence[Tensor]) -> list[Tensor] | None:
+        """`expand` once and for all: views that follow sigma; None where it would have to be gathered or moved."""
+        if self._labelled or self._fixed or any(p.device != self.sigma.device for p in like):
+            return None
+        return self.expand(like)
+
+    def pieces(self, weights: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
+        """The weights, large ones in several pieces, and for each piece its parameter's place here. A parameter whose
+        entries have several sigmas stays whole."""
+        found = [(i, piece) for i, w in enumerate(weights) for piece in (split(w) if i in self._whole else [w])]
+        return [i for i, _ in found], [piece for _, piece in found]
+
+    def sum_of_squares(self, deviations: Sequence[Tensor]) -> Tensor:
+        """Behind each sigma, the sum of its entries' squared deviations, in float32 or better."""
+        total = torch.zeros_like(self.sigma)
+        self.add_squares_(total, range(len(deviations)), deviations, deviations)
+        return total
+
+    def add_squares_(
+        self, total: Tensor, which: Sequence[int], deviations: Sequence[Tensor], like: Sequence[Tensor]
+    ) -> None:
+        """Add to `total`, behind each sigma, the squared deviations of some parameters, by their places here, in order.
+        Where the parameters, which `like` shows, are sharded, deviations are those of the part that is here, and sums
+        are over all."""
+        by_holders: dict[tuple[Any, ...], list[tuple[int, Tensor, Tensor]]] = {}
+        for i, deviation, p in zip(which, deviations, like, strict=True):
+            by_holders.setdefault(holders(p), []).append((i, wide(deviation), p))
+        for groups, here in by_holders.items():
+            part = torch.zeros_like(total) if groups else total
+            self._add_here_(part, here)
+            if groups:
+                total += summed(part, groups)
+
+    def _add_here_(self, total: Tensor, parameters: Sequence[tuple[int, Tensor, Tensor]]) -> None:
+        if whole := [(i, deviation) for i, deviation, _ in parameters if i in self._whole]:
+            norms = torch._foreach_norm([deviation for _, deviation in whole])
+            places = [i for i, _ in whole]
+            all_once = places == list(range(len(self._owners)))
+            owners = self._owners if all_once else torch.stack([self._owners[i] for i in places])
+            total.index_add_(0, owners, torch.stack([n.to(total) for n in norms]).square_())
+        for i, deviation, p in parameters:
+            if i not in self._whole:
+                labels = cut(self._labels(i, total), p)
+                squares = deviation.square().sum_to_size(labels.shape)
+                total.index_add_(0, labels.flatten(), squares.flatten().to(total))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Partition:
+        sigma = self.sigma
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.sigma = sigma.to(self.sigma.device)  # it moves with the weights, but .half() must not make it coarse
+        return self
+
+    def extra_repr(self) -> str:
+        trained = not self.sigma.is_meta and bool(self.sigma.any())
+        spread = f", sigma={self.sigma.min():.3g} to {self.sigma.max():.3g}" if trained else ""
+        return f"groups={len(self.groups)}{spread}"
+
+    def _labels(self, i: int, beside: Tensor) -> Tensor:
+        return self.get_buffer(f"labels_{i}").to(beside.device)
+
+    def _mask(self, i: int) -> Tensor:
+        return self.get_buffer(f"fixed_{i}")
+
+    def describe(self) -> dict[str, Any]:
+        """The partition as plain data for JSON; of labels and masks, which are tensors, only a checksum."""
+        return {
+            "parameters": {name: list(shape) for name, shape in self.parameter_shapes.items()},
+            "groups": {name: list(shape) for name, shape in self.groups.items()},
+            "owners": [self._whole.get(i) for i in range(len(self.parameter_shapes))],
+            "labels": {name: _checksum(labels) for name, labels in self.labels().items()},
+            "fixed": {name: _checksum(mask) for name, mask in self.fixed().items()},
+        }
+
+    def labels(self) -> dict[str, Tensor]:
+        """Parameter name -> labels, for the parameters whose entries are split among several sigmas."""
+        names = list(self.parameter_shapes)
+        return {names[i]: self.get_buffer(f"labels_{i}") for i in self._labelled}
+
+    def fixed(self) -> dict[str, Tensor]:
+        """Parameter name -> mask, for the parameters some of whose entries no gradient reaches."""
+        names = list(self.parameter_shapes)
+        return {names[i]: self._mask(i) for i in self._fixed}
+
+    @classmethod
+    def restore(
+        cls,
+        description: Mapping[str, Any],
+        labels: Mapping[str, Tensor],
+        sigma: Tensor,
+        fixed: Mapping[str, Tensor],
+    ) -> Partition:
+        """The partition that `describe`, `labels`, `sigma` and `fixed` tell of."""
+        owners = [
+            labels[name] if owner is None else owner
+            for name, owner in zip(description["parameters"], description["owners"], strict=True)
+        ]
+        partition = cls(description["groups"], description["parameters"], owners, sigma, fixed)
+        here, then = partition.describe()["fixed"], description["fixed"]
+        for name in {**here, **then}:
+            if here.get(name) != then.get(name):
+                raise ValueError(
+                    f"the model given has another padding row or other pruned entries in {name!r} than the one that "
+                    "was trained."
+                )
+        return partition
+
+
+def _checksum(t: Tensor) -> int:
+    return zlib.crc32(t.cpu().contiguous().numpy().tobytes())
+
+
+def _group_shapes(assigned: Mapping[str, Assignment]) -> dict[str, Shape]:
+    """Group name -> the shape of its sigmas, in the order in which the groups first appear."""
+    shapes: dict[str, Shape] = {}
+    for parameter, (group, labels, shape) in assigned.items():
+        seen = shapes.get(group)
+        if labels is None:
+            wanted: Shape = ()
+        elif shape is not None:
+            wanted = shape
+        else:
+            wanted = (max([int(labels.max()) + 1, *(seen or ())]),)
+        if (seen is not None and len(seen) != len(wanted)) or (shape is not None and seen not in (None, shape)):
+            raise ValueError(
+                f"group {group!r} has sigmas of shape {seen}, but parameter {parameter!r} wants {wanted}: give "
+                "labels to all parameters of a group or to none."
+            )
+        shapes[group] = wanted
+    return shapes

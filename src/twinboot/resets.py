@@ -194,12 +194,12 @@ def _require_schedule(given: Schedule, argument: str = "reset") -> None:
 
 
 def _positive(schedule: str, argument: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**62:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value < 2**62:
         raise ValueError(f"{schedule}() needs {argument} to be a whole number of at least 1, not {shown(value)}.")
 
 
 def _counted(count: int) -> int:
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count < 2**62:
+    if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or not 1 <= count < 2**62:
         raise ValueError(
             f"counts of epochs or steps start at 1, not {shown(count)}: ask due(epoch + 1) in a loop from 0."
         )

@@ -25,7 +25,7 @@ from ._core.noise import filler
 from ._core.replicate import Places, replicate
 from .estimate.estimate import Estimate
 from .estimate.forward import call
-from .partition import Partition
+from .groups import Partition
 from .twins import Twins
 
 

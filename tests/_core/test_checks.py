@@ -108,7 +108,7 @@ def test_what_the_annotations_say_is_taken() -> None:
         ("x", "1", "x must be a number, not '1'."),
         ("x", 10**400, "x must be a number, not 1000"),
         ("x", torch.zeros(2, 2), "x must be a number, not tensor([[0., 0.], [0., 0.]])."),
-        ("flag", 1, "flag must be True or False, not 1."),
+        ("flag", 2, "flag must be True or False, not 2."),
         ("path", b"here", "path must be a string, a path or None, not b'here'."),
         ("kind", 5, 'kind must be "a" or "b", not 5.'),
         ("make", 5, "make must be a function or None, not 5."),
@@ -128,10 +128,17 @@ def test_other_values_are_refused_in_one_sentence(name: str, value: Any, said: s
     assert str(refused.value).endswith(".")
 
 
-@pytest.mark.parametrize("value", [None, True, "1", 1j, 10**400, torch.zeros(())])
+@pytest.mark.parametrize("value", [None, True, "1", 1j, 10**400, torch.zeros(1), torch.tensor(True)])
 def test_what_is_no_number_is_refused(value: Any) -> None:
     with pytest.raises(TypeError, match=r"^noise must be a number, not .*\.$"):
         require_number("noise", value)
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, torch.tensor])
+def test_infinity_of_any_kind_is_none(kind: Any) -> None:
+    require_number("noise", kind(1.0))
+    with pytest.raises(ValueError, match=r"^noise must be a finite number of at least 0, not .*inf.*\.$"):
+        require_number("noise", kind(float("inf")))
 
 
 def test_a_value_is_shown_on_one_line_without_its_address() -> None:

@@ -1,12 +1,16 @@
 """The same model and function are told alike in each process, and others are not."""
 
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -88,10 +92,15 @@ def test_each_function_is_told_apart_and_like_itself() -> None:
 def test_another_process_tells_the_same() -> None:
     """With another seed of the hashes of strings, which decides the order of sets."""
     script = "import test_fingerprints as t; print([t.of_function(make()) for make in t.DIFFERENT])"
+    known = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     said = [
         subprocess.run(
             [sys.executable, "-c", script],
-            env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parent)},
+            env={
+                **os.environ,
+                "PYTHONHASHSEED": seed,
+                "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), known]),
+            },
             capture_output=True,
             text=True,
             check=True,
@@ -130,3 +139,88 @@ def test_a_model_is_its_modules_their_attributes_and_their_code() -> None:
     assert of_model(Net()) == of_model(Net())
     assert of_model(Net()) != of_model(Net(0.2))
     assert of_model(Net())["(model)"].split(" code ")[1] != of_model(Other())["(model)"].split(" code ")[1]
+
+
+class Acting(nn.Module):
+    def __init__(self, act: Any) -> None:
+        super().__init__()
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shifted(self.act(x))
+
+    @staticmethod
+    def shifted(x: Tensor) -> Tensor:
+        return x + 1
+
+
+class Shifting(Acting):
+    @staticmethod
+    def shifted(x: Tensor) -> Tensor:
+        return x + 2
+
+
+def test_an_activation_that_is_a_function_or_a_static_method_counts() -> None:
+    assert of_model(Acting(F.relu)) == of_model(Acting(F.relu)) != of_model(Acting(F.gelu))
+    assert of_model(Acting(torch.tanh)) != of_model(Acting(torch.sigmoid))
+    assert of_model(Acting(F.relu))["(model)"].split()[-1] != of_model(Shifting(F.relu))["(model)"].split()[-1]
+    layers = [nn.TransformerEncoderLayer(8, 2, activation=act) for act in (F.silu, torch.tanh)]
+    assert of_model(layers[0]) != of_model(layers[1])
+
+
+class Inherited(Scaled):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    by: float
+
+    def __call__(self, y: Tensor, t: Tensor) -> Tensor:
+        return self.by * loss(y, t)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Inherited,
+        Slotted,
+        lambda by: torch.compile(closed(by)),
+        lambda by: closed(np.full(3, by)),
+        lambda by: closed({"by": by, 1: "a", "1": []}),
+    ],
+)
+def test_what_a_callable_carries_counts_in_whatever_form(make: Any) -> None:
+    assert of_function(make(1.0)) == of_function(make(1.0)) != of_function(make(2.0))
+
+
+def test_what_cannot_be_looked_into_is_known_by_its_class() -> None:
+    class Silent:
+        def __repr__(self) -> str:
+            raise RuntimeError
+
+    endless: list[Any] = []
+    endless.append(endless)
+    for odd in (Silent(), endless, torch.eye(3).to_sparse(), 10**6000, Slotted, object()):
+        assert of_function(closed(odd)) == of_function(closed(odd))
+
+
+def test_names_of_attributes_are_not_those_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = of_function(loss)  # which calls .mean()
+    monkeypatch.setitem(globals(), "mean", 0.25)
+    assert of_function(loss) == before
+
+
+def test_the_weights_of_a_model_do_not_count_and_buffers_do() -> None:
+    first, second = Net(), Net()
+    assert of_function(first.forward) == of_function(second.forward)
+    assert of_function(closed(first)) == of_function(closed(second))
+
+
+def test_functions_that_use_each_other_are_told_once() -> None:
+    space: dict[str, Any] = {"f0": lambda: 0, "f1": lambda: 1}
+    for n in range(2, 40):  # each calls the two before it
+        exec(compile(f"def f{n}():\n    return f{n - 1}() + f{n - 2}()", "mine.py", "exec"), space)
+    began = time.perf_counter()
+    assert of_function(space["f39"]) == of_function(space["f39"])
+    assert time.perf_counter() - began < 5

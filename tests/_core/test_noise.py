@@ -299,10 +299,12 @@ def test_a_generator_on_another_device_is_refused(twins: Twins) -> None:
         device = torch.device("cuda")
 
     with (
-        pytest.raises(ValueError, match="the generator is on cuda, but there are weights on cpu"),
+        pytest.raises(TypeError, match="generator must be a Generator or None, not an Elsewhere"),
         twins.sampled(generator=Elsewhere()),  # type: ignore[arg-type]
     ):
         pass
+    with pytest.raises(ValueError, match="the generator is on cuda, but there are weights on cpu"):
+        normals(0, Elsewhere())(torch.zeros(3))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("make", ["contiguous", "channels_last", "transposed", "slice"])

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from twinboot import Blocks, Twins
 from twinboot.distributed.sketch import Sketch, _Signs
-from twinboot.partition import Partition
+from twinboot.groups import Partition
 
 
 def partition_of(*shapes: tuple[int, ...], groups: Any = "tensor") -> Partition:

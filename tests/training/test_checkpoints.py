@@ -70,6 +70,13 @@ def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
             Checkpoints(tmp_path, keep=1).latest(CPU)
 
 
+def test_a_healthy_file_that_cannot_be_loaded_is_not_called_damaged(tmp_path: Path) -> None:
+    checkpoints.write({"weights": torch.zeros(3)}, tmp_path / "state.pt")
+    missing = "mps" if torch.cuda.is_available() else "cuda"
+    with pytest.raises(OSError, match=r"^can't load .*state.pt: [^\n]*\.$"):
+        checkpoints.read(tmp_path / "state.pt", torch.device(missing))
+
+
 def test_pytorch_reads_a_checkpoint_as_any_other_file(tmp_path: Path) -> None:
     checkpoints.write({"weights": torch.arange(5.0)}, tmp_path / "state.pt")
     assert_same_bits(torch.load(tmp_path / "state.pt")["weights"], torch.arange(5.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import re
@@ -30,7 +31,11 @@ def replacing(path: Path) -> Iterator[Path]:
 def sync(path: Path) -> None:
     """Wait until a file is on the disk itself, for the case that power fails."""
     with path.open("r+b") as file:  # Windows syncs only what may be written
-        os.fsync(file.fileno())
+        try:
+            os.fsync(file.fileno())
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOSYS):  # of a file system that knows no such thing
+                raise
 
 
 def _remove_abandoned(path: Path, host: str) -> None:

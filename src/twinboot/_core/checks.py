@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 import os
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -14,7 +14,7 @@ from typing import Any, Literal, SupportsIndex, Union, get_args, get_origin
 
 import numpy as np
 import torch
-from torch import Tensor, nn, strided
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 LONG = 60  # characters of a value in a sentence
@@ -108,7 +108,7 @@ def _kind(hint: Any) -> tuple[Callable[[Any], bool], str] | None:
             )
         ), f"a tuple{f' of {long}' if long else ''}"
     kind = origin or hint
-    if kind in (Sequence, Iterable) and (of := _kind(parts[0])) is not None:
+    if kind is Sequence and (of := _kind(parts[0])) is not None:
         plain = next(fits for known, fits, _ in _KINDS if known is kind)
         return (lambda value: plain(value) and all(map(of[0], value))), f"a sequence, each {of[1]}"
     for known, fits_, words_ in _KINDS:
@@ -120,6 +120,8 @@ def _kind(hint: Any) -> tuple[Callable[[Any], bool], str] | None:
 
 
 def is_number(value: Any) -> bool:
+    if isinstance(value, Tensor) and value.ndim == 0 and not value.is_meta and not value.is_complex():
+        return value.dtype != torch.bool
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         return False
     try:
@@ -131,7 +133,7 @@ def is_number(value: Any) -> bool:
 
 _KINDS: list[tuple[Any, Callable[[Any], bool], str]] = [
     (type(None), lambda value: value is None, "None"),
-    (bool, lambda value: isinstance(value, (bool, np.bool_)), "True or False"),
+    (bool, lambda value: isinstance(value, (bool, int, np.bool_)) and value in (0, 1), "True or False"),
     (
         int,
         lambda value: isinstance(value, (int, np.integer)) and not isinstance(value, bool) and abs(int(value)) < 2**63,
@@ -177,7 +179,7 @@ def loader_of(dataset: Any, **options: Any) -> DataLoader[Any]:
 
 
 def require_whole(name: str, value: object, least: int, hint: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, not {shown(value)}{hint}.")
 
 
@@ -185,7 +187,7 @@ def require_number(name: str, value: object, positive: bool = False) -> None:
     """Refuse what is no finite number of at least 0, or above it."""
     if not is_number(value):
         raise TypeError(f"{name} must be a number, not {shown(value)}.")
-    if not 0 <= value <= sys.float_info.max or (positive and value == 0):  # type: ignore[operator]
+    if not 0 <= float(value) < math.inf or (positive and float(value) == 0):  # type: ignore[arg-type]
         least = "above" if positive else "of at least"
         raise ValueError(f"{name} must be a finite number {least} 0, not {shown(value)}.")
 
@@ -193,8 +195,6 @@ def require_number(name: str, value: object, positive: bool = False) -> None:
 def require_tensor(name: str, value: object) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, not {type(value).__name__}.")
-    if value.is_meta or value.layout is not strided:
-        raise TypeError(f"{name} must be a dense tensor with values, not a sparse one or one on the meta device.")
     if value.is_meta or value.layout != torch.strided:
         kind = "on the meta device" if value.is_meta else f"of layout {value.layout}"
         raise TypeError(f"{name} must be an ordinary tensor with values, not one {kind}.")

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 
-def usable(device: str | torch.device) -> torch.device:
+def usable(device: str | int | torch.device) -> torch.device:
     """The device of that name, after a try whether it is there."""
     try:
         found = torch.empty(0, device=device).device

@@ -29,8 +29,7 @@ from .._core.sharding import is_sharded
 from ..estimate.estimate import Estimate
 from ..estimate.statistics import averaged
 from ..groups import Grouping
-from ..spread import variance
-from ..twins import Twins
+from ..twins import Twins, variance
 from .exchange import copy_first_, gather, gather_each, same_everywhere
 from .lean import Lean
 from .sketch import Sketch

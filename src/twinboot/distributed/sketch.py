@@ -29,7 +29,7 @@ from torch import Tensor
 
 from .._core.noise import in_order
 from .._core.replicate import wide
-from ..partition import Partition, Shape
+from ..groups import Partition, Shape
 
 _AT_ONCE = 2**18  # entries: larger parts leave the processor's cache and take twice the time
 _INTEGERS = {torch.float32: (torch.int32, 32), torch.float64: (torch.int64, 64)}

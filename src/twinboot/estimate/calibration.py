@@ -25,7 +25,7 @@ from .._core.checks import loader_of, shown
 from ..training.losses import like
 from .prediction import Task, checked_labels
 
-SCALES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # the last for twins that part slowly: `pooling`
+SCALES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # the last for twins that part slowly: `pool_gradients`
 GOLDEN = (math.sqrt(5) - 1) / 2
 IMPOSSIBLE = -50.0  # log-probability of what a model rules out, such as classes that it masks: as bad as can be
 

@@ -7,8 +7,9 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, SupportsIndex
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
@@ -20,8 +21,7 @@ from .._core.noise import normals
 from .._core.replicate import Places, held, mean, overwrite_, replicate, require_like, wide
 from .._core.seeds import checked, derive
 from .._core.sharding import refuse_copy, whole
-from ..groups import fixed_entries
-from ..partition import Partition
+from ..groups import Partition, fixed_entries
 from . import calibration, files
 from .dropout import drawing
 from .forward import call, called, chunks_of, evaluating, first_tensor
@@ -85,7 +85,7 @@ class Estimate(nn.Module):
         """Group name -> sigma: a number, or one per unit, block or label of the group."""
         return self.partition.snapshot()
 
-    def sample(self, seed: int = 0, scale: float | None = None) -> nn.Module:
+    def sample(self, seed: SupportsIndex = 0, scale: float | None = None) -> nn.Module:
         """A model of your own class whose weights are a draw from N(mean, (scale * sigma)^2), with the estimate's own
         `scale` by default, as in `predict`."""
         scale, seed = self._scale(scale), checked(seed)
@@ -103,7 +103,7 @@ class Estimate(nn.Module):
         *,
         batch_size: int = 256,
         scale: float | None = None,
-        seed: int = 0,
+        seed: SupportsIndex = 0,
         vectorize: bool | None = None,
     ) -> Prediction:
         """Predict for `x`: a tensor, or a tuple or mapping of tensors, whose first dimension runs over the inputs.
@@ -123,13 +123,14 @@ class Estimate(nn.Module):
             vectorize: several draws at once with `torch.func.vmap`, or one after another; the numbers are the same to
                 rounding. None takes the first where it pays and the model allows it, else the second.
         """
-        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 0 or samples == 1:
+        if isinstance(samples, bool) or not isinstance(samples, (int, np.integer)) or samples < 0 or samples == 1:
             raise ValueError(
                 f"samples must be 0, for the mean model, or at least 2, for a spread, not {shown(samples)}."
             )
         task = self._task(task)
         require_whole("batch_size", batch_size, 1)
         require_types(Estimate.predict, locals())
+        seed = checked(seed)
         scale = self._scale(scale)
         require_number("temperature", self.temperature, positive=True)
         if samples and self.dropout is True and vectorize:
@@ -217,7 +218,7 @@ class Estimate(nn.Module):
         samples: int = 32,
         task: Task | None = None,
         batch_size: int = 256,
-        seed: int = 0,
+        seed: SupportsIndex = 0,
         **options: Any,
     ) -> float:
         """Find the temperature and the scale of the weight noise that predict a dataset's targets best.
@@ -236,6 +237,7 @@ class Estimate(nn.Module):
         require_whole("samples", samples, 2)
         task = self._task(task)
         require_types(Estimate.calibrate, locals())
+        seed = checked(seed)
         inputs, targets = calibration.read(dataset, task, batch_size, options)
         device = self.partition.sigma.device
         targets = targets.to(device)

@@ -22,7 +22,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from .._core.atomic import replacing, sync
-from .._core.checks import require_number
+from .._core.checks import one_of, require_number
 from .prediction import TASKS
 
 FORMAT = "twinboot.estimate"
@@ -138,7 +138,7 @@ def _require_valid(
     require_number("temperature", calibration["temperature"], positive=True)
     require_number("scale", calibration["scale"])
     if calibration.get("task") not in (None, *TASKS) or not isinstance(calibration.get("dropout", False), bool):
-        raise ValueError("the task or dropout of the estimate is none that there is.")
+        raise ValueError(f"the task must be {one_of(TASKS)} or None, and dropout True or False.")
 
 
 def fit(state: Mapping[str, Tensor], module: torch.nn.Module, path: str | os.PathLike[str]) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from numbers import Real
 from statistics import NormalDist
 from typing import Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .._core.checks import require_number, require_tensor, shown
+from .._core.checks import is_number, require_number, require_tensor, shown
 
 Task = Literal["classification", "regression", "gaussian"]
 TASKS = get_args(Task)
@@ -91,6 +91,8 @@ class Prediction:
     def _variance(self, noise: float | Tensor | None) -> Tensor:
         if noise is None:
             noise = 0.0 if self.noise is None else self.noise
+        elif isinstance(noise, np.ndarray):
+            return self._variance(torch.from_numpy(noise))
         elif not isinstance(noise, Tensor):
             require_number("noise", noise)
             noise = float(noise)
@@ -162,9 +164,9 @@ def _told(values: Tensor) -> str:
 
 def half_width(level: float) -> float:
     """Of the central interval of a standard normal distribution."""
-    if isinstance(level, bool) or not isinstance(level, Real) or not 0 < level < 1:
+    if not is_number(level) or not 0 < level < 1:
         raise ValueError(f"level must lie between 0 and 1, such as 0.95, not {shown(level)}.")
-    return NormalDist().inv_cdf(0.5 + level / 2)
+    return NormalDist().inv_cdf(0.5 + float(level) / 2)
 
 
 class Moments:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from .._core.replicate import Places
-from ..partition import Partition
+from ..groups import Partition
 
 
 def layers(module: nn.Module) -> list[_NormBase]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .._core import seeds
-from ..partition import Partition
+from ..groups import Partition
 from .measurements import Weighted
 
 PROBES = 8  # of random signs; with nine cells to a block this knows the floor to a tenth

@@ -20,6 +20,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from .._core.atomic import replacing, sync
+from .._core.checks import one_line
 
 FORMAT = 2
 NOT_PLAIN = (
@@ -103,15 +104,15 @@ def write(state: dict[str, Any], path: Path) -> None:
 def read(path: Path, device: torch.device) -> Any:
     """What `write` wrote, with its tensors on a device; a DamagedError if it is not what it was."""
     try:
-        if _signed(path):
-            return torch.load(path, map_location=device, weights_only=True)
-    except torch.OutOfMemoryError:
+        if not _signed(path):
+            raise DamagedError(f"{path} is damaged, or no file of this version of twinboot: delete it.")
+        return torch.load(path, map_location=device, weights_only=True)
+    except (torch.OutOfMemoryError, MemoryError, DamagedError):
         raise
     except OSError as error:
         raise OSError(f"can't read {path}: {error.strerror}.") from None
-    except Exception:  # somebody else made it, with the right digest: PyTorch refuses it in one of many ways
-        pass
-    raise DamagedError(f"{path} is damaged, or no file of this version of twinboot: delete it.")
+    except Exception as error:  # PyTorch has many ways to refuse a file, or a device that is not there
+        raise OSError(f"can't load {path}: {one_line(error)}.") from None
 
 
 MARK = b"twinboot "

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .. import pooling
 from .._core import ranks
 from .._core.devices import moved, to_be_looked_at, usable
 from .._core.randomness import alone, own_randomness
@@ -20,7 +19,7 @@ from ..estimate.prediction import Task
 from ..estimate.statistics import layers
 from ..groups import Grouping
 from ..resets import Mode, Schedule, is_due
-from ..twins import Twins
+from ..twins import Twins, pool_gradients
 from . import losses
 from .validation import ENOUGH, Judge
 
@@ -46,7 +45,7 @@ class Training:
         seed: int,
         noise: float = 1.0,
         pooled: float = 0.0,
-        device: str | torch.device | None = None,
+        device: str | int | torch.device | None = None,
         amp: torch.dtype | None = None,
         **options: Any,
     ) -> None:
@@ -97,7 +96,7 @@ class Training:
                     total, number = total + value.detach(), number + 1
             if to_be_looked_at(self.device, step):
                 self._require_finite(total, epoch, step)
-            pooling.pool_gradients(self.twins, self.pooled)
+            pool_gradients(self.twins, self.pooled)
             with alone():  # PyTorch goes through the hooks of all optimizers, of which `sampled` adds and removes one
                 scaler.step(stepper)
             scaler.update()

@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from .. import resets
-from .._core import fingerprints, ranks
+from .._core import fingerprints, ranks, seeds
 from .._core.checks import require_known, require_number, require_types, require_whole, shown
 from .._core.sharding import is_sharded
 from .._core.states import pack, require_same, unpack
@@ -32,8 +32,7 @@ from ..data.loader import PairedLoader, Resample, require_map_style
 from ..estimate.estimate import Estimate
 from ..estimate.prediction import Task
 from ..groups import Grouping
-from ..pooling import require_share
-from ..twins import Twins
+from ..twins import Twins, require_share
 from . import losses, optimizers
 from .averaging import POWER, Average
 from .checkpoints import Checkpoints
@@ -82,8 +81,8 @@ def fit(
     resample: Resample = "counts",
     average: float = POWER,
     bootstrap: Bootstrap | None = None,
-    seed: int = 0,
-    device: str | torch.device | None = None,
+    seed: SupportsIndex = 0,
+    device: str | int | torch.device | None = None,
     amp: torch.dtype | None = None,
     patience: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
@@ -119,7 +118,7 @@ def fit(
         noise: times sigma, that of the twins, is the noise on the weights in training; 1 in the paper.
         pooled: the share of each twin's gradients that is the mean of all twins'; 0 in the paper. With Adam their mean
             then learns faster, above all with small batches, and the twins part more slowly: sigma, and with it the
-            noise, is smaller until they have settled (`twinboot.pooling`).
+            noise, is smaller until they have settled (`twinboot.pool_gradients`).
         resample: `"counts"` or `"draws"`, as in `PairedLoader`: the same objective, the first with less work.
         average: what is judged and kept is a mean over the epochs with weights s^average, as single ones walk with
             each reset (`averaging.py`); `math.inf` takes each epoch by itself, as in the paper.
@@ -167,6 +166,7 @@ def fit(
     resets.checked(reset, resets.never())
     optimizers.require_function(optimizer)
     require_types(fit, locals())
+    seed = seeds.checked(seed)
     run = Training(
         model,
         dataset,
@@ -190,10 +190,10 @@ def fit(
     if isinstance(stepper, torch.optim.LBFGS):
         raise TypeError("fit takes one gradient for each step, which LBFGS is not made for: write the loop yourself.")
     description: dict[str, Any] = {
-        "loss": loss if isinstance(loss, str) else fingerprints.of_function(loss),
-        "model": fingerprints.of_model(model),
+        "loss": loss if isinstance(loss, str) or checkpoint is None else fingerprints.of_function(loss),
+        "model": None if checkpoint is None else fingerprints.of_model(model),
         "batch_size": batch_size,
-        "reset": resets.described(due),
+        "reset": None if checkpoint is None else resets.described(due),
         "mode": mode,
         "noise": float(noise),
         "pooled": float(pooled),

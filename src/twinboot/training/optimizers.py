@@ -64,7 +64,7 @@ def made(make: Make | None, twins: Sequence[Sequence[nn.Parameter]], rate: float
     if any(p.requires_grad and p not in options for p in parameters):
         raise ValueError(
             "the optimizer trains only some of the parameters that its function gets: to train a part of the model, "
-            "freeze the rest with requires_grad_(False) before, and give the optimizer all that it gets."
+            "freeze the rest with requires_grad_(False) before training, and give the optimizer all that it gets."
         )
     for same in zip(*twins, strict=True):
         if any(options.get(p) != options.get(same[0]) for p in same):

@@ -51,7 +51,7 @@ class Recipe:
         return max(self.shown(of_single), of_single)
 
 
-# Twins that pool their gradients part more slowly, 2.4 times with Adam and noisy gradients (`twinboot.pooling`): draws
+# Twins that pool their gradients part more slowly, 2.4 times with Adam and noisy gradients (`pool_gradients`): draws
 # for a prediction have so much more of sigma. For the noise in training 3, 3.3, 4 and 5.5 were tried with one seed,
 # judged by images of the training files that nothing was trained on: at 3 the twins overfit, at 5.5 they learn slowly.
 # Longer: 26 epochs instead of 24, to see what more time does.

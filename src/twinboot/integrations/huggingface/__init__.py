@@ -61,8 +61,7 @@ from ...data.loader import PairedLoader, require_map_style
 from ...estimate.estimate import Estimate
 from ...estimate.prediction import Prediction, Task
 from ...groups import Grouping, assign
-from ...pooling import pool_gradients, require_share
-from ...twins import Twins
+from ...twins import Twins, pool_gradients, require_share
 from ..resuming import read_twins, write_twins
 from .pairs import Algorithm, Pair
 from .pretrained import Known, load, read_sigma, take_mean

@@ -11,9 +11,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import TrainerCallback
 
-from ...pooling import pool_gradients
 from ...resets import is_due, steps_and_epochs
-from ...twins import Twins
+from ...twins import Twins, pool_gradients
 
 if TYPE_CHECKING:
     from . import TwinTrainer

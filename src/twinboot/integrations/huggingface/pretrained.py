@@ -17,8 +17,7 @@ from ..._core.replicate import Places, overwrite_, replicate
 from ...estimate import files
 from ...estimate.estimate import Estimate
 from ...estimate.prediction import TASKS, Prediction, Task
-from ...groups import fixed_entries
-from ...partition import Partition
+from ...groups import Partition, fixed_entries
 
 SIGMA = "sigma.safetensors"
 SEVERAL = "multi_label_classification"

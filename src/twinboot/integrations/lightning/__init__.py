@@ -57,9 +57,8 @@ from ..._core.replicate import replicate
 from ...data.bootstrap import Bootstrap
 from ...data.loader import PairedLoader, Resample, require_map_style
 from ...groups import Grouping
-from ...pooling import pool_gradients, require_share
 from ...training.validation import Judge
-from ...twins import Twins
+from ...twins import Twins, pool_gradients, require_share
 from ..resuming import OPTIONS, options_of, read_checkpoint, require_same_options, require_whole
 from . import limits
 from .epochs import Pairs
