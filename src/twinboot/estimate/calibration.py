@@ -22,8 +22,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from .._core.checks import loader_of, shown
-from ..training.losses import like
-from .prediction import Task, checked_labels
+from .prediction import Task, checked_labels, like
 
 SCALES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # the last for twins that part slowly: `pool_gradients`
 GOLDEN = (math.sqrt(5) - 1) / 2

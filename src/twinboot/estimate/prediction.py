@@ -157,6 +157,18 @@ def checked_labels(labels: Tensor, output: Tensor) -> Tensor:
     return labels.long()
 
 
+def like(target: Tensor, values: Tensor) -> Tensor:
+    """Targets [n] also stand for [n, 1]. Nothing else is broadcast: [n] against [n, 1] would be a square."""
+    require_tensor("the target", target)
+    if target.is_complex():
+        raise TypeError("the target must be real numbers, not complex ones.")
+    if (*target.shape, 1) == values.shape:
+        target = target.unsqueeze(-1)
+    if target.shape != values.shape:
+        raise ValueError(f"the targets have shape {tuple(target.shape)}, but the model gives {tuple(values.shape)}.")
+    return target.to(values.dtype)
+
+
 def _told(values: Tensor) -> str:
     """The mean and the largest of some values."""
     return f"{values.mean():.2g} on average and up to {values.max():.2g}" if values.numel() else "of nothing"

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .._core.checks import one_of, require_tensor, shown
-from ..estimate.prediction import TASKS, Task, checked_labels
+from .._core.checks import one_of, shown
+from ..estimate.prediction import TASKS, Task, checked_labels, like
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -55,18 +55,6 @@ def gaussian(heads: Tensor, target: Tensor) -> Tensor:
     residual = mean - like(target, mean)
     values = 0.5 * (residual.square() * (-log_variance).exp() + log_variance + math.log(2 * math.pi))
     return values.reshape(len(values), -1).mean(1)
-
-
-def like(target: Tensor, values: Tensor) -> Tensor:
-    """Targets [n] also stand for [n, 1]. Nothing else is broadcast: [n] against [n, 1] would be a square."""
-    require_tensor("the target", target)
-    if target.is_complex():
-        raise TypeError("the target must be real numbers, not complex ones.")
-    if (*target.shape, 1) == values.shape:
-        target = target.unsqueeze(-1)
-    if target.shape != values.shape:
-        raise ValueError(f"the targets have shape {_shape(target)}, but the model gives {_shape(values)}.")
-    return target.to(values.dtype)
 
 
 def _require_values(output: Tensor) -> None:

@@ -1,0 +1,108 @@
+"""Rooms and arrows: which part of the package may import which, read from the source."""
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "twinboot"
+
+# Room -> the rooms that it may import. Each may import itself; the public names of the top may be used by the last two.
+METHOD = {"_core", "groups", "resets", "estimate", "twins", "stacked"}
+ROOMS: dict[str, set[str]] = {
+    "_core": set(),
+    "groups": {"_core"},
+    "resets": {"_core"},
+    "estimate": {"_core", "groups"},
+    "metrics": {"_core", "estimate"},
+    "data": {"_core"},
+    "twins": {"_core", "groups", "resets", "estimate"},
+    "stacked": {"_core", "groups", "resets", "estimate", "twins"},
+    "distributed": METHOD,
+    "training": METHOD | {"data"},
+    "inverse": METHOD | {"data", "training"},
+    "integrations": METHOD | {"data", "training", "(top)"},
+    "experiments": METHOD | {"data", "training", "inverse", "integrations", "metrics", "(top)"},
+}
+# `Twins(model, stacked=True)` makes twins of another class, which is built on this one.
+KNOWN = {("twinboot.twins", "twinboot.stacked")}
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {module_of(path): path for path in PACKAGE.rglob("*.py")}
+
+
+def imported(module: str) -> Iterator[str]:
+    """The modules of the package that a module imports, inside functions too, but not for annotations alone."""
+    tree = ast.parse(FILES[module].read_text())
+    annotations = [
+        node
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
+        for node in ast.walk(block)
+    ]
+    package = module if FILES[module].name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if node in annotations:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in FILES)
+        elif isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            start = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                full = f"{start}.{alias.name}"
+                if full in FILES or start in FILES:
+                    yield full if full in FILES else start
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else "(top)"
+
+
+GRAPH = {module: set(imported(module)) - {module} for module in FILES}
+
+
+def test_the_top_has_about_a_dozen_entries_and_each_has_a_place_in_the_plan() -> None:
+    entries = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
+    entries -= {"__init__", "__main__", "__pycache__"}
+    assert entries == set(ROOMS)
+    assert len(entries) <= 14
+
+
+@pytest.mark.parametrize("module", sorted(FILES))
+def test_arrows_go_one_way(module: str) -> None:
+    room = room_of(module)
+    if room == "(top)" or module == "twinboot.__main__":
+        allowed = {"experiments"} if module == "twinboot.__main__" else set(ROOMS) - {"experiments", "integrations"}
+    else:
+        allowed = ROOMS[room] | {room}
+    wrong = {other for other in GRAPH[module] if room_of(other) not in allowed and (module, other) not in KNOWN}
+    assert not wrong
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    packages = {module for module, path in FILES.items() if path.name == "__init__.py"}
+    edges = {
+        # A package's own modules are imported by it, and what they import of it are names that it has by then.
+        module: {other for other in others if (module, other) not in KNOWN and other not in packages - {module}}
+        for module, others in GRAPH.items()
+        if module not in packages
+    }
+    try:
+        order = list(TopologicalSorter(edges).static_order())
+    except CycleError as error:
+        pytest.fail(f"a circle of imports: {' -> '.join(error.args[1])}")
+    assert "twinboot.twins" in order
+
+
+def test_the_graph_is_read_right() -> None:
+    assert "twinboot.groups" in GRAPH["twinboot.twins"]
+    assert "twinboot.stacked" in GRAPH["twinboot.twins"]  # inside a function
+    assert "twinboot.resets" in GRAPH["twinboot"]
