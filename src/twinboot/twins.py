@@ -69,6 +69,7 @@ class Twins(nn.Module):
     """
 
     stacked = False
+    in_one_process = True  # all copies are here; those of `Apart` are not
     _fresh: Mapping[str, Any] = {"_spare": [], "_block": None}  # what a copy or pickle has instead of ours
 
     def __new__(cls, *args: Any, stacked: bool = False, **kwargs: Any) -> Self:
@@ -351,7 +352,7 @@ def pool_gradients(twins: Twins, share: float) -> None:
         return
     if not isinstance(twins, Twins):
         raise TypeError(f"pool_gradients takes Twins, not {type(twins).__name__}: if that is around twins, give those.")
-    if len(twins) == 1:
+    if not twins.in_one_process:
         raise TypeError("the twins of Apart are in different processes: pool the gradients of Twins in one.")
     if any(p.grad is not None and p.grad.is_sparse for p in twins.parameters()):
         raise TypeError("sparse gradients cannot be pooled: make the embedding with sparse=False.")

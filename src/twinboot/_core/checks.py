@@ -196,8 +196,7 @@ def require_tensor(name: str, value: object) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, not {type(value).__name__}.")
     if value.is_meta or value.layout != torch.strided:
-        kind = "on the meta device" if value.is_meta else f"of layout {value.layout}"
-        raise TypeError(f"{name} must be an ordinary tensor with values, not one {kind}.")
+        raise TypeError(f"{name} must be a dense tensor with values, not a sparse one or one on the meta device.")
 
 
 def meant(word: str, known: Iterable[str]) -> str:

@@ -65,6 +65,8 @@ class Apart(Twins):
     all ranks make. The state of each twin goes into a file of its own: that of its first rank is enough.
     """
 
+    in_one_process = False
+
     def __init__(
         self,
         model: nn.Module,
