@@ -63,7 +63,9 @@ def brier(probs: Tensor, labels: Tensor) -> float:
 def ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
     """The expected calibration error: how far confidence is from accuracy, over bins of confidence of equal width."""
     probs, labels = _checked(probs, labels, bins)
-    return classification.multiclass_calibration_error(probs, labels, probs.shape[1], n_bins=bins, norm="l1").item()
+    return classification.multiclass_calibration_error(
+        probs, labels, probs.shape[1], n_bins=int(bins), norm="l1"
+    ).item()
 
 
 def adaptive_ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
@@ -72,7 +74,7 @@ def adaptive_ece(probs: Tensor, labels: Tensor, bins: int = BINS) -> float:
     confidence, predicted = probs.max(1)
     order = confidence.argsort(stable=True)
     excess = (confidence - (predicted == labels).double())[order]
-    return sum(part.sum().abs().item() for part in excess.tensor_split(bins)) / len(labels)
+    return sum(part.sum().abs().item() for part in excess.tensor_split(int(bins))) / len(labels)
 
 
 def auroc(doubt: Tensor, positive: Tensor) -> float:

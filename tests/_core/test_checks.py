@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from twinboot._core.checks import (
+    batch_of,
     loader_of,
     require_known,
     require_number,
@@ -154,3 +155,10 @@ def test_options_that_a_dataloader_does_not_take_are_told_in_a_sentence() -> Non
         loader_of([1], num_workers="x")
     with pytest.raises(ValueError, match=r"^the options of the DataLoader do not fit together: [^\n]*\.$"):
         loader_of([1], num_workers=-1)
+
+
+def test_samples_that_make_no_batch_are_told_in_a_sentence() -> None:
+    assert batch_of([1, 2]).tolist() == [1, 2]
+    for odd in ([object(), object()], [torch.zeros(2), torch.zeros(3)], list(np.zeros(2, ">f4").reshape(2, 1))):
+        with pytest.raises(TypeError, match=r"^samples cannot be made a batch, give a collate_fn: [^\n]*\.$"):
+            batch_of(odd)

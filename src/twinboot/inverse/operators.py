@@ -62,8 +62,16 @@ class Dense:
 
     def rows(self, index: Tensor | slice) -> Self:
         require_types(Dense.rows, locals())
-        if isinstance(index, Tensor) and (index.ndim != 1 or index.is_floating_point() or index.is_complex()):
-            raise ValueError(f"index must be a slice or a list of rows as a tensor of integers, not {shown(index)}.")
+        rows = self.columns.shape[1]
+        if isinstance(index, Tensor) and (
+            index.ndim != 1
+            or index.is_floating_point()
+            or index.is_complex()
+            or (index.dtype == torch.bool and len(index) != rows)
+        ):
+            raise ValueError(
+                f"index must be a slice, or a tensor of the numbers of rows, 0 to {rows - 1}, not {shown(index)}."
+            )
         part = copy.copy(self)
         part.columns = self.columns[:, index]
         return part

@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import Dataset, Subset
 
 from .._core import seeds
+from .._core.checks import loader_of
 from .._core.randomness import own_randomness, seeded
 from ..data.bootstrap import Bootstrap
 from ..estimate.statistics import fresh_statistics, layers
@@ -28,7 +29,7 @@ class Batches:
     def __init__(self, dataset: Dataset[Any], samples: Tensor, size: int, seed: int, options: Mapping[str, Any]):
         while len(samples) % size == 1 and size < len(samples):  # BatchNorm has no statistics of one sample
             size += 1
-        self.loader = DataLoader(Subset(dataset, samples.tolist()), size, **options)
+        self.loader = loader_of(Subset(dataset, samples.tolist()), batch_size=size, **options)
         self.seed = seed
 
     def __len__(self) -> int:
