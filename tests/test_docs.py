@@ -1,8 +1,10 @@
-"""What the docs say is tested is tested."""
+"""What the docs say is tested is tested, and their links lead somewhere."""
 
 import re
 from functools import cache
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "works-with.md").read_text()
@@ -28,3 +30,25 @@ def test_every_cell_has_a_test() -> None:
     listed = [int(n) for n in re.findall(r"^(\d+)\. `tests/", PAGE, re.MULTILINE)]
     assert listed == list(range(1, max(numbers) + 1))
     assert list(dict.fromkeys(numbers)) == listed  # in the order in which a reader meets them
+
+
+def anchors(page: Path) -> set[str]:
+    """GitHub's: a heading in lower case, without punctuation, with hyphens for spaces; or an id of one's own."""
+    content = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", content, re.MULTILINE)
+    slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return slugs | set(re.findall(r'id="([^"]+)"', content))
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
+)
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()) if "://" not in link]
+    for link in links:
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if target == ROOT / "docs" / "chaos.md" and not target.exists():  # written by `make chaos`
+            continue
+        assert target.is_file(), link
+        assert not anchor or anchor in anchors(target), link

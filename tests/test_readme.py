@@ -1,4 +1,4 @@
-"""What the README prints runs as it is printed: both sides of the diff, and the snippets after it."""
+"""The code in the README and in the docs runs as printed, and their numbers are those of the generated pages."""
 
 import re
 from functools import partial
@@ -14,16 +14,27 @@ from torch.utils.data import DataLoader
 import twinboot
 from twinboot import fit, invert
 
-README_FILE = Path(__file__).parents[1] / "README.md"
-README = README_FILE.read_text()
+ROOT = Path(__file__).parents[1]
+README = "README.md"
+RUN = {  # the number of Python blocks in each page; each is run by a test below
+    README: 6,
+    "docs/loop.md": 6,
+    "docs/fit.md": 2,
+    "docs/integrations.md": 3,
+    "docs/inverse.md": 1,
+}
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def text(page: str) -> str:
+    return (ROOT / page).read_text()
 
 
-def block_with(word: str) -> str:
-    [found] = [block for block in blocks("python") if word in block]
+def blocks(page: str, language: str = "python") -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text(page), re.DOTALL)
+
+
+def block_with(page: str, word: str) -> str:
+    [found] = [block for block in blocks(page) if word in block]
     return found
 
 
@@ -36,21 +47,50 @@ def scope() -> dict[str, Any]:
     return {"torch": torch, "F": F, "DataLoader": DataLoader, "dataset": data, "model": mlp(), "epochs": 2}
 
 
+def after_the_loop() -> dict[str, Any]:
+    names = scope()
+    exec(one_side(blocks(README, "diff")[0], drop="-"), names)
+    return names | {"x": names["dataset"].tensors[0]}
+
+
+def test_the_readme_is_at_most_8000_bytes() -> None:
+    assert (ROOT / README).stat().st_size <= 8000
+
+
+def test_no_block_of_code_is_left_out() -> None:
+    pages = [README, *(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))]
+    assert {page: len(blocks(page)) for page in pages if blocks(page)} == RUN
+    assert [page for page in pages if blocks(page, "diff")] == [README]
+
+
 def test_both_sides_of_the_diff_run() -> None:
-    [diff] = blocks("diff")
+    [diff] = blocks(README, "diff")
     exec(one_side(diff, drop="+"), scope())
     names = scope()
     exec(one_side(diff, drop="-"), names)
     assert all(sigma > 0 for sigma in names["twins"].sigma.values())
 
 
-@pytest.mark.filterwarnings("ignore:these samples are predicted best without weight noise")  # which so few are
-def test_the_snippets_run_after_the_loop(tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_three_lines_after_the_diff_run(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    predict, weighted, divided, pooled, stacked, resume, whole, everything, *_, inverse = blocks("python")
+    names = after_the_loop()
+    exec(blocks(README)[0], names)
+    assert names["prediction"].probs.shape[0] == len(names["dataset"])
+    assert (tmp_path / "estimate.safetensors").exists()
+
+
+def test_the_snippet_for_fit_in_the_readme_runs(monkeypatch: Any) -> None:
+    monkeypatch.setattr(twinboot, "fit", partial(fit, progress=False))
     names = scope()
-    exec(one_side(blocks("diff")[0], drop="-"), names)
     names["x"] = names["dataset"].tensors[0]
+    exec(block_with(README, "import fit"), names)
+    assert len(names["found"].bootstrap.unseen) > 0
+
+
+def test_the_snippets_for_a_loop_run(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    predict, weighted, divided, pooled, stacked, resume = blocks("docs/loop.md")
+    names = after_the_loop()
     exec(predict, names)
     assert (tmp_path / "estimate.safetensors").exists()
     assert (names["low"] < names["high"]).all()
@@ -62,11 +102,12 @@ def test_the_snippets_run_after_the_loop(tmp_path: Path, monkeypatch: Any) -> No
     exec(divided, halves)
     assert set(halves["bootstrap"].counts.sum(0).tolist()) == {0, 1}
     assert len(next(iter(halves["loader"]))) == 2
+    torch.testing.assert_close(halves["estimate"].partition.sigma, names["twins"].partition.sigma / 2**0.5)
+
     monkeypatch.setattr(twinboot, "fit", partial(fit, progress=False))
     exec(pooled, learning := dict(names))
     assert learning["found"].estimate.scale == 2.4
     assert len(learning["found"].bootstrap.unseen) == 0
-    torch.testing.assert_close(halves["estimate"].partition.sigma, names["twins"].partition.sigma / 2**0.5)
 
     together = names["Twins"](names["model"], stacked=True)
     exec(stacked, names | {"twins": together, "pair": next(iter(names["loader"]))})
@@ -78,6 +119,14 @@ def test_the_snippets_run_after_the_loop(tmp_path: Path, monkeypatch: Any) -> No
     )
     assert done == [3, 4]
 
+
+@pytest.mark.filterwarnings("ignore:these samples are predicted best without weight noise")  # they are few
+def test_the_snippets_for_fit_run(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(twinboot, "fit", partial(fit, progress=False))
+    whole, everything = blocks("docs/fit.md")
+    names = scope()
+    names["x"] = names["dataset"].tensors[0]
     exec(whole, names)
     assert (tmp_path / "run").is_dir()
     assert 0 < names["nll"] < 10
@@ -85,86 +134,112 @@ def test_the_snippets_run_after_the_loop(tmp_path: Path, monkeypatch: Any) -> No
     assert names["final"].best_epoch == names["found"].best_epoch
     assert names["final"].estimate.scale == names["found"].estimate.scale
 
+
+@pytest.mark.parametrize("page", [README, "docs/inverse.md"])
+def test_the_snippet_for_inverse_problems_runs(page: str, monkeypatch: Any) -> None:
     kernel = torch.randn(50, 900, generator=torch.Generator().manual_seed(0))
-    names |= {"operator": lambda field: kernel @ field.flatten(), "measurements": kernel.mean(1)}
+    names = {"torch": torch, "operator": lambda field: kernel @ field.flatten(), "measurements": kernel.mean(1)}
     monkeypatch.setattr(twinboot, "invert", partial(invert, steps=5))
-    exec(inverse, names)
+    exec(block_with(page, "import invert"), names)
+    assert names["found"].field.shape == (30, 30)
 
 
-def test_the_snippet_for_scikit_learn_runs() -> None:
+@pytest.mark.parametrize("page", [README, "docs/integrations.md"])
+def test_the_snippet_for_scikit_learn_runs(page: str) -> None:
     pytest.importorskip("sklearn", reason="the extra sklearn is not installed")
     x = torch.randn(300, 2, generator=torch.Generator().manual_seed(0)).numpy()
     names = {"X": x[:200], "y": x[:200].sum(1), "X_new": x[200:]}
-    exec(block_with("TwinBootRegressor"), names)
-    assert (names["std"] > 0).all()
-    assert (names["low"] < names["mean"]).all()
-    assert (names["mean"] < names["high"]).all()
+    exec(block_with(page, "TwinBootRegressor"), names)
+    assert (names["low"] < names["high"]).all()
+    if page != README:
+        assert (names["std"] > 0).all()
+        assert (names["low"] < names["mean"]).all()
+        assert (names["mean"] < names["high"]).all()
 
 
-def test_the_results_of_the_readme_are_those_of_the_docs() -> None:
-    results = (README_FILE.parent / "docs" / "results.md").read_text()
-    [told] = re.findall(r"\*\*What came out\*\*.*?(?=\n### )", README, re.DOTALL)
+def test_the_results_are_those_of_the_generated_pages() -> None:
+    told = text("docs/experiments.md")
     numbers = re.findall(r"[-+]?[\d.]+(?: %)? ± [\d.]*\d(?: %)?", told)
-    assert len(numbers) > 10
-    pages = [(README_FILE.parent / "docs" / f"{name}.md").read_text() for name in ("divided", "pooled", "tried")]
-    known = "".join([results, *pages])
+    assert len(numbers) > 60
+    known = "".join(text(f"docs/{name}.md") for name in ("results", "divided", "pooled", "tried"))
     assert [number for number in numbers if number.replace(" %", "%") not in known] == []
-    said = re.sub(r"\s+", " ", told)
-    for whose, form in (
-        ("the paper", "Of the paper's claims {} held, {} held partly, {} did not, and {} are undecided"),
-        ("our own", "of our own {} held, {} held partly and {} did not"),
-    ):
-        [count] = re.findall(rf"- Claims of {whose}: (.*)", results)
-        assert form.format(*re.findall(r"\d+", count)) in said
+    for whose, row in (("the paper", "the paper's"), ("our own", "our own")):
+        [count] = re.findall(rf"- Claims of {whose}: (.*)", text("docs/results.md"))
+        assert "| " + " | ".join([row, *re.findall(r"\d+", count)]) + " |" in told
 
 
-def test_the_images_of_the_readme_are_those_of_the_docs() -> None:
-    [told] = re.findall(r"Of 5,000 images of CIFAR-10, five seeds each.*?\n\n(.*?)\n\n", README, re.DOTALL)
-    header, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in told.splitlines())
-    assert header == ["", "accuracy", "NLL", "ECE", "time"]
-    results = (README_FILE.parent / "docs" / "results.md").read_text()
-    [table] = re.findall(r"\ncifar10-5k, .*?\n\n(.*?)\n\n", results, re.DOTALL)
+POOLED = "Twin-Boot with pooled gradients"
+LABELS = {  # in the tables for readers: in docs/results.md
+    README: {
+        "Twin-Boot, default": "Twin-Boot",
+        f"{POOLED} and dropout": f"{POOLED} and dropout",
+        "MC dropout": "MC dropout",
+        "MC dropout with weight averaging": "MC dropout, averaged",
+        "IVON": "IVON",
+    },
+    "docs/experiments.md": {
+        "Twin-Boot, with counts (default)": "Twin-Boot",
+        "Twin-Boot, with repeated samples": "Twin-Boot with draws",
+        POOLED: POOLED,
+        f"{POOLED} and dropout": f"{POOLED} and dropout",
+        "the same, 23 epochs instead of 24": f"{POOLED} and dropout, 0.958 times as long",
+        "single model with a hold-out": "single, best loss on a hold-out",
+        "the same with a temperature": "single, best loss, temperature by the hold-out",
+        "single model with a hold-out and weight averaging": "single, averaged, best loss on a hold-out",
+        "ensemble of two": "ensemble of 2",
+        "SWA": "SWA",
+        "MC dropout": "MC dropout",
+        "IVON": "IVON",
+        "MC dropout with weight averaging": "MC dropout, averaged",
+        "the same, 1.4 times as long": "MC dropout, averaged, 1.4 times as long",
+    },
+}
+
+
+@pytest.mark.parametrize("page", LABELS)
+def test_the_results_on_images_are_those_of_the_generated_page(page: str) -> None:
+    [told] = re.findall(r"\n(\| \| accuracy \| NLL \| ECE \| time \|\n.*?)\n\n", text(page), re.DOTALL)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in told.splitlines()[2:]]
+    [table] = re.findall(r"\ncifar10-5k, .*?\n\n(.*?)\n\n", text("docs/results.md"), re.DOTALL)
     found = {line.split(" | ")[0]: line.split(" | ") for line in table.splitlines()}
-    single = ("single, best loss on a hold-out", "single, best loss, temperature by the hold-out")
-    pooled = "Twin-Boot with pooled gradients"
-    twins = ("Twin-Boot", "Twin-Boot with draws", pooled, f"{pooled} and dropout")
-    twins = (*twins, f"{pooled} and dropout, 0.958 times as long")
-    others = ("single, averaged, best loss on a hold-out", "ensemble of 2", "SWA", "MC dropout", "IVON")
-    dropout = ("MC dropout, averaged", "MC dropout, averaged, 1.4 times as long")
-    names = (*twins, *single, *others, *dropout)
-    for name, (_, accuracy, nll, ece, time) in zip(names, rows, strict=True):
-        row = found[f"| {name}"]
-        assert (row[1], row[2], row[4], row[-2]) == (accuracy, nll, ece, time)
+    assert [label for label, *_ in rows] == list(LABELS[page])
+    for label, *numbers in rows:
+        row = found[f"| {LABELS[page][label]}"]
+        assert [row[1], row[2], row[4], row[-2]] == numbers
 
 
-def test_the_limits_of_the_readme_are_those_of_the_docs() -> None:
-    [told] = re.findall(r"### What to know\n(.*?)(?=\n## )", README, re.DOTALL)
-    numbers = re.findall(r"[\d.]+ ± [\d.]*\d", told)
-    assert len(numbers) == 3  # what is strange to twins, to MC dropout, and to the best twins
-    results = (README_FILE.parent / "docs" / "results.md").read_text().splitlines()
-    rows = ("Twin-Boot", "MC dropout", "Twin-Boot with pooled gradients and dropout")
-    for row, number in zip(rows, numbers, strict=True):
-        assert any(f"| {number} |" in line for line in results if line.startswith(f"| {row} |"))
+def test_the_limits_are_those_of_the_generated_page() -> None:
+    rows = re.findall(r"^\| (.*) \| ([\d.]+ ± [\d.]+) \|$", text("docs/limits.md"), re.MULTILINE)
+    assert len(rows) == 3  # the AUROC of out-of-distribution images
+    for name, number in rows:
+        assert any(f"| {number} |" in line for line in text("docs/results.md").splitlines() if f"| {name} |" in line)
+    assert f"AUROC {dict(rows)['Twin-Boot']}" in text(README)
 
 
-def test_the_snippet_for_hugging_face_runs(tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("page", [README, "docs/integrations.md"])
+def test_the_snippet_for_hugging_face_runs(page: str, tmp_path: Path, monkeypatch: Any) -> None:
     pytest.importorskip("peft", reason="the extra huggingface is not installed")
     from sentences import arguments, bert, sentences
 
     monkeypatch.chdir(tmp_path)
     names = {
         "base": bert(),
+        "model": bert(),
         "args": arguments(tmp_path, num_train_epochs=1),
         "dataset": sentences(),
         "new": sentences(5, seed=1),
     }
-    exec(block_with("TwinTrainer"), names)
-    assert names["prediction"].probs.shape == (5, 3)
-    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
-    assert all(sigma > 0 for sigma in names["estimate"].sigma.values())
+    exec(block_with(page, "TwinTrainer"), names)
+    if page == README:
+        assert all(sigma > 0 for sigma in names["trainer"].estimate().sigma.values())
+    else:
+        assert names["prediction"].probs.shape == (5, 3)
+        assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
+        assert all(sigma > 0 for sigma in names["estimate"].sigma.values())
 
 
-def test_the_snippet_for_lightning_runs() -> None:
+@pytest.mark.parametrize("page", [README, "docs/integrations.md"])
+def test_the_snippet_for_lightning_runs(page: str) -> None:
     pl = pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
 
     class Module(pl.LightningModule):  # type: ignore[name-defined, misc]
@@ -185,5 +260,5 @@ def test_the_snippet_for_lightning_runs() -> None:
     names = {"module": Module(), "dataset": classes(150), "x": classes(20).tensors[0]}
     names |= {"EarlyStopping": pl.callbacks.EarlyStopping}
     names["Trainer"] = partial(pl.Trainer, accelerator="cpu", **dict.fromkeys(quiet, False))
-    exec(block_with("TwinModule"), names)
+    exec(block_with(page, "TwinModule"), names)
     assert all(sigma > 0 for sigma in names["twins"].twins.sigma.values())
