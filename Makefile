@@ -104,7 +104,7 @@ bench: .venv/ready
 	$(BIN)/python benchmarks/overhead.py --page docs/overhead.md
 
 # The robustness campaign of docs/chaos.md: 1,000 kills, 10,000 damaged files, 200 full disks and 1,000 bad inputs. Fails
-# if any of them ends otherwise than it should. A campaign that is stopped goes on. Five to ten minutes on two cores.
+# if any of them ends otherwise than it should. A campaign that is stopped goes on. Three to ten minutes on two cores.
 chaos: .venv/ready
 	$(BIN)/python benchmarks/chaos --page docs/chaos.md
 
