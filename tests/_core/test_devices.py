@@ -67,3 +67,9 @@ def test_mappings_of_any_kind_are_looked_into() -> None:
     assert batch[0]["a"].tolist() == [0.0, 0.0]
     assert batch[0]["b"]["c"][0].tolist() == [1.0]
     assert moved(batch, torch.device("meta"))[0]["b"]["c"][0].device.type == "meta"
+
+
+def test_a_tensor_without_values_gets_a_sentence() -> None:
+    for change in (moved, copied):
+        with pytest.raises(ValueError, match=r"a tensor is on the meta device, and has no values: load the data first"):
+            change([torch.zeros(2, device="meta")], torch.device("cpu"))

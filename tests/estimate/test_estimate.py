@@ -647,3 +647,8 @@ def test_update_batchnorm_leaves_the_callers_tensors_alone() -> None:
     estimate.update_batchnorm([x, x])
     assert_same_bits(x, before)
     torch.testing.assert_close(estimate.module.norm.running_mean, before.mean(0) - 0.5)
+
+
+def test_an_estimate_is_of_some_copies() -> None:
+    with pytest.raises(ValueError, match="there are no copies to take the mean of"):
+        Estimate.of([], Twins(mlp()).partition)

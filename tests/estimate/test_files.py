@@ -206,3 +206,10 @@ def test_state_that_is_no_tensor_gets_a_sentence(tmp_path: Path) -> None:
         TypeError, match="the model's state holds '_extra_state' of type dict; only tensors can be saved"
     ):
         Twins(Odd(2, 2)).estimate().save(tmp_path / "e.safetensors")
+
+
+def test_a_lazy_model_without_shapes_gets_a_sentence(saved: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"parameter '0.weight' has no shape yet: run one batch through the lazy model"
+    ):
+        Estimate.load(saved, nn.Sequential(nn.LazyLinear(3)))

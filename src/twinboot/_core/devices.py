@@ -42,6 +42,8 @@ def _each(change: Callable[[Tensor], Tensor], batch: Any) -> Any:
     def leaf(value: Any) -> Any:
         if isinstance(value, Mapping):  # of a kind that PyTorch does not look into, as tokenizers give
             return {key: _each(change, part) for key, part in value.items()}
+        if isinstance(value, Tensor) and value.is_meta:
+            raise ValueError("a tensor is on the meta device, and has no values: load the data first.")
         return change(value) if isinstance(value, Tensor) else value
 
     return tree_map(leaf, batch)

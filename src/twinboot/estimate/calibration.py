@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .._core.checks import loader_of, shown
+from .._core.checks import loader_of, require_tensor, shown
 from .prediction import Task, checked_labels, like
 
 SCALES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # the last for twins that part slowly: `pool_gradients`
@@ -57,8 +57,8 @@ def read(
         raise ValueError("the dataset is empty: there is nothing to calibrate by.")
     if not all(isinstance(batch, (tuple, list)) and len(batch) > 1 for batch in batches):
         raise TypeError("samples of the dataset must be tuples of an input and a target.")
-    if not all(isinstance(batch[-1], Tensor) for batch in batches):
-        raise TypeError("the targets of the dataset must be numbers or tensors.")
+    for batch in batches:
+        require_tensor("the targets of the dataset", batch[-1])
     targets = torch.cat([batch[-1] for batch in batches])
     if task == "classification" and (targets.ndim != 1 or targets.is_floating_point()):
         raise TypeError('calibrate needs one integer label for each sample; of values it needs task="gaussian".')

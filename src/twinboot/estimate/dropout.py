@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
+from .._core.checks import shown
 from .._core.randomness import own_randomness
 from .._core.replicate import replicate
 
@@ -20,7 +21,9 @@ def drawing(
 ) -> tuple[nn.Module, AbstractContextManager[None]]:
     """The module that draws run through, and a block in which its masks, if it is to have any, come from the seed."""
     if not isinstance(dropout, bool):
-        raise TypeError(f"estimate.dropout is True or False, not {dropout!r}: rates are those of the model's layers.")
+        raise TypeError(
+            f"estimate.dropout is True or False, not {shown(dropout)}: rates are those of the model's layers."
+        )
     return (with_masks(model), own_randomness(device, seed, "masks")) if dropout else (model, nullcontext())
 
 

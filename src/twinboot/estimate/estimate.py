@@ -58,6 +58,8 @@ class Estimate(nn.Module):
         """The estimate in the middle of trained copies; frozen parameters are shared with them. Or, with all that they
         hold, in a copy of `model`, which is needed where they are sharded."""
         require_types(Estimate.of, {"copies": copies, "partition": partition, "model": model})
+        if not len(copies):
+            raise ValueError("there are no copies to take the mean of.")
         if model is None:
             refuse_copy(copies[0])
             [module] = replicate(copies[0], own=partition.parameter_shapes)

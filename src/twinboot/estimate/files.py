@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from .._core.atomic import replacing, sync
 from .._core.checks import one_of, require_number
@@ -144,6 +145,8 @@ def _require_valid(
 def fit(state: Mapping[str, Tensor], module: torch.nn.Module, path: str | os.PathLike[str]) -> None:
     """Load a state dict into a module, or say in one sentence what does not fit."""
     here = module.state_dict()
+    if lazy := [name for name, t in here.items() if is_lazy(t)]:
+        raise ValueError(f"parameter {lazy[0]!r} has no shape yet: run one batch through the lazy model first.")
     for key in [*here, *state]:
         saved, wanted = state.get(key), here.get(key)
         if saved is None or wanted is None or saved.shape != wanted.shape:

@@ -12,7 +12,7 @@ from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleD
 from torch import nn
 from torch._dynamo import OptimizedModule
 
-from ..._core.checks import shown
+from ..._core.checks import require_one_of, shown
 
 COMPILE = "compile a part of your module instead, as in self.net = torch.compile(self.net)"
 
@@ -67,6 +67,7 @@ def require_options(options: Any) -> None:
 def require_loss(resample: str, loss: Any) -> None:
     if loss is not None and not callable(loss):
         raise TypeError(f"loss must be a function of (module, batch), not {shown(loss)}.")
+    require_one_of(("draws", "counts"), "resample", resample)
     if resample == "counts" and loss is None:
         raise ValueError(
             'resample="counts" weights each sample, but a training_step gives one loss for a batch: use "draws", or '
