@@ -1,17 +1,33 @@
-"""What files and estimates hold, to be compared bit for bit."""
+"""Estimates of any size, and what files and estimates hold, to be compared bit for bit."""
 
 from __future__ import annotations
 
 import hashlib
 import struct
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from twinboot import Estimate
+from twinboot import Estimate, Twins
+
+
+def network(width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+
+
+@cache
+def estimate(width: int, seed: int) -> Estimate:
+    """Of a network of that width, with a sigma for each unit: a file of a size of one's choice."""
+    torch.manual_seed(seed)
+    twins = Twins(network(width), groups="unit")
+    with torch.no_grad():
+        next(twins.parameters()).add_(0.1)
+    twins.update()
+    return twins.estimate()
 
 
 def files_in(folder: str | Path) -> dict[str, bytes]:

@@ -19,12 +19,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
+from twinboot import Estimate
 
-from twinboot import Estimate, Twins
-
-from .contents import digest, files_in, half_written, told
+from .contents import digest, estimate, files_in, half_written, network, told
 from .kills import EPOCHS, training
 from .trials import RAW, REFUSED, DiedError, Record, Trial, forked, verdict
 
@@ -41,33 +38,20 @@ ROOM, SKIPPED, HALF, LOST, DIFFERENT = (
 OUTCOMES = (REFUSED, ROOM, SKIPPED, HALF, LOST, DIFFERENT, RAW)
 EXPECTED = (REFUSED, ROOM, SKIPPED)
 SECONDS = 120.0
+WIDTH = 60  # of the network whose estimate is saved: a file of some 30 kB
 
 Full = Callable[[], None]  # makes the disk full
 
 
-def wide() -> nn.Module:
-    return nn.Sequential(nn.Linear(60, 60), nn.ReLU(), nn.Linear(60, 60))
-
-
-@cache
-def estimate(seed: int) -> Estimate:
-    torch.manual_seed(seed)
-    twins = Twins(wide(), groups="unit")
-    with torch.no_grad():
-        next(twins.parameters()).add_(0.1)
-    twins.update()
-    return twins.estimate()
-
-
 def new_file(folder: Path, seed: int, turn: int, full: Full) -> Any:
     full()
-    estimate(1).save(folder / "estimate.safetensors")
-    return digest(told(Estimate.load(folder / "estimate.safetensors", wide())))
+    estimate(WIDTH, 1).save(folder / "estimate.safetensors")
+    return digest(told(Estimate.load(folder / "estimate.safetensors", network(WIDTH))))
 
 
 def old_file(folder: Path, seed: int, turn: int, full: Full) -> Any:
     if not (folder / "estimate.safetensors").exists():
-        estimate(0).save(folder / "estimate.safetensors")
+        estimate(WIDTH, 0).save(folder / "estimate.safetensors")
     return new_file(folder, seed, turn, full)
 
 

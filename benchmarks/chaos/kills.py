@@ -22,9 +22,9 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
 from torch.utils.data import TensorDataset
 
-from twinboot import Bootstrap, Estimate, Twins, fit, resets
+from twinboot import Bootstrap, Estimate, fit, resets
 
-from .contents import digest, files_in, half_written, told
+from .contents import digest, estimate, files_in, half_written, network, told
 from .trials import DiedError, Record, Trial, forked, start, stop
 
 KIND, TITLE, ROWS_ARE = "kill", "Kills at random instants", "what was killed"
@@ -36,6 +36,7 @@ BEFORE, DURING, BETWEEN, AFTER = "before a file was written", "while one was", "
 DIFFERENT = "not the same in the end"
 OUTCOMES = (BEFORE, DURING, BETWEEN, AFTER, DIFFERENT)
 SECONDS = 120.0  # for a run that takes half of one
+WIDTH = 700  # of the network whose estimate is saved: a file of some 4 MB
 SEEDS = 3
 
 Work = Callable[[Path, int], Any]  # a run in a folder with a seed, from the start or from where it was left
@@ -85,29 +86,15 @@ def covered(folder: Path, seed: int) -> Any:
     return training(folder, seed, bootstrap=Bootstrap(SAMPLES, 3, seed=seed, cover=True))
 
 
-def wide() -> nn.Module:
-    return nn.Sequential(nn.Linear(700, 700), nn.ReLU(), nn.Linear(700, 700))
-
-
-@cache
-def large(seed: int) -> Estimate:
-    torch.manual_seed(seed)
-    twins = Twins(wide(), groups="unit")
-    with torch.no_grad():
-        next(twins.parameters()).add_(0.1)
-    twins.update()
-    return twins.estimate()
-
-
 def overwritten(folder: Path, seed: int) -> Any:
     """Two estimates, files of some megabytes, take each other's place; the newer one is the last."""
     for newer in (True, False, True, False, True):
-        large(100 * newer + seed).save(folder / "estimate.safetensors")
+        estimate(WIDTH, 100 * newer + seed).save(folder / "estimate.safetensors")
     return saved(folder)
 
 
 def saved(folder: Path) -> str:
-    return digest(told(Estimate.load(folder / "estimate.safetensors", wide())))
+    return digest(told(Estimate.load(folder / "estimate.safetensors", network(WIDTH))))
 
 
 def experiment(folder: Path, seed: int) -> Any:
@@ -152,7 +139,7 @@ def name_of(number: int) -> str:
 def begin(name: str, folder: Path, seed: int) -> None:
     """What is there before."""
     if name == SAVE:
-        large(seed).save(folder / "estimate.safetensors")
+        estimate(WIDTH, seed).save(folder / "estimate.safetensors")
 
 
 @cache
@@ -179,7 +166,7 @@ def prepare(numbers: Iterable[int]) -> None:
         if EXPERIMENT in names:
             experiment(Path(folder), 0)
     for seed in range(SEEDS if SAVE in names else 0):
-        large(seed), large(100 + seed)
+        estimate(WIDTH, seed), estimate(WIDTH, 100 + seed)
 
 
 def run(trial: Trial) -> Record:
@@ -195,7 +182,7 @@ def run(trial: Trial) -> Record:
             phases.append(killed(name, folder, seed, draw.uniform(0, most), old))
         note = f"seed {seed}, killed {', then '.join(phases)}"
         try:
-            if name == SAVE and saved(folder) not in (digest(told(large(seed))), expected):
+            if name == SAVE and saved(folder) not in (digest(told(estimate(WIDTH, seed))), expected):
                 return trial.record(name, DIFFERENT, f"{note}: the file was neither the old nor the new one", bad=True)
             found = forked(lambda: WORKS[name](folder, seed), SECONDS)
         except (DiedError, RuntimeError, ValueError, OSError) as error:

@@ -183,7 +183,7 @@ def batch_of(samples: list[Any]) -> Any:
     """PyTorch's own way to make a batch of samples, or a sentence about those that it does not know."""
     try:
         return default_collate(samples)
-    except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"samples cannot be made a batch, give a collate_fn: {one_line(error)}.") from None
 
 

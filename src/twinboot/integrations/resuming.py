@@ -11,6 +11,7 @@ from typing import IO, Any
 import torch
 
 from .. import resets
+from .._core.checks import shown
 from .._core.states import require_same
 from ..data.loader import PairedLoader
 from ..training import checkpoints
@@ -67,10 +68,10 @@ def without_frozen(twins: Twins) -> dict[str, Any]:
 def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """A checkpoint that Lightning wrote, read without unpickling."""
     if not isinstance(path, (str, os.PathLike)):
-        raise TypeError(f"path must be that of a checkpoint, not {path!r}.")
+        raise TypeError(f"path must be that of a checkpoint, not {shown(path)}.")
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no checkpoint at {os.fspath(path)!r}.")
-    require_whole(path)
+    require_undamaged(path)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:  # of a file that is whole
@@ -83,7 +84,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     return state if isinstance(state, dict) else {}
 
 
-def require_whole(path: str | os.PathLike[str]) -> None:
+def require_undamaged(path: str | os.PathLike[str]) -> None:
     """Refuse a file of `torch.save` that is not what it was. `torch.load` does not look at the checksums in it."""
     try:
         with Path(path).open("rb") as file:

@@ -59,7 +59,7 @@ from ...data.loader import PairedLoader, Resample, require_map_style
 from ...groups import Grouping
 from ...training.validation import Judge
 from ...twins import Twins, pool_gradients, require_share
-from ..resuming import OPTIONS, options_of, read_checkpoint, require_same_options, require_whole
+from ..resuming import OPTIONS, options_of, read_checkpoint, require_same_options, require_undamaged
 from . import limits
 from .epochs import Pairs
 from .means import Mean
@@ -278,7 +278,7 @@ class TwinModule(Mean):
             )
         path = self.trainer.ckpt_path if self.running() else None  # from where Lightning has read it
         if path is not None and is_zipfile(path):
-            require_whole(path)
+            require_undamaged(path)
         if self.fitting():
             require_same_options(checkpoint, self)
         self.module.on_load_checkpoint(checkpoint)
