@@ -23,7 +23,7 @@ if not sys.platform.startswith("linux"):
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 
-from chaos import corrupt, disk, inputs, pool  # noqa: E402
+from chaos import contents, corrupt, disk, inputs, pool  # noqa: E402
 from chaos.trials import OWN, PACKAGE, RAW, REFUSED, Trial, verdict  # noqa: E402
 
 NUMBERS = {"kill": 6, "corrupt": 100, "disk": 8, "input": 60}
@@ -172,9 +172,9 @@ def test_files_that_were_lost_or_half_written_are_noticed(tmp_path: Path) -> Non
     assert disk._lost({"1.pt": b"old"}, {"2.pt": b"new"}) == ""
     assert disk._lost({"log.csv": b"1\n"}, {"log.csv": b"1\n2\n"}) == ""
     assert disk._lost({"log.csv": b"1\n"}, {"log.csv": b"1\n2"}) == "log.csv"
-    assert disk.half_written(tmp_path) == []
+    assert contents.half_written(tmp_path) == []
     (tmp_path / ".a.partial").touch()
-    assert disk.half_written(tmp_path) == [".a.partial"]
+    assert contents.half_written(tmp_path) == [".a.partial"]
 
 
 SCRIPT = """

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from ._core import ranks, seeds
 from ._core.checks import one_line, require_number, require_types, require_whole, shown
-from ._core.devices import to_be_looked_at
+from ._core.devices import check_is_due
 from ._core.noise import Noisy, fill_copies_, normals, room_for
 from ._core.pieces import fill_copies_by_piece_
 from ._core.replicate import Places, mean, replicate, wide
@@ -100,6 +100,7 @@ class Twins(nn.Module):
         self.partition = Partition.of(model, groups)  # line 3: it holds sigma, which is 0
         self._hold(model, replicas)  # line 1: all copies begin with the model's weights
         self._seed = seeds.checked(seed)
+        # "together": the number of updates when all copies last stood at one point, here or after a reset to the mean.
         self._counts = {"draws": 0, "updates": 0, "resets": 0, "together": 0}
 
     def _hold(self, model: nn.Module, replicas: int) -> None:
@@ -164,7 +165,7 @@ class Twins(nn.Module):
         self._refuse_inside("update()")
         self._counts["updates"] += 1
         torch.sqrt(self._variance(), out=self.partition.sigma)  # line 10
-        if to_be_looked_at(self.partition.sigma.device, self._counts["updates"]):
+        if check_is_due(self.partition.sigma.device, self._counts["updates"]):
             self._require_finite()
 
     def _require_finite(self) -> None:

@@ -1,3 +1,4 @@
+import errno
 import multiprocessing
 import os
 import signal
@@ -5,8 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
-from twinboot._core.atomic import replacing
+from twinboot import Twins
+from twinboot._core.atomic import replacing, sync
+from twinboot.training import checkpoints
 
 
 def test_the_file_is_the_old_one_until_the_block_ends(tmp_path: Path) -> None:
@@ -74,3 +79,30 @@ def _killed_while_writing(path: Path) -> None:
     with replacing(path) as partial:
         partial.write_text("half of it")
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_estimates_and_checkpoints_are_on_the_disk_before_they_take_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[list[str]] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.listdir(tmp_path)))
+    Twins(nn.Linear(2, 2)).estimate().save(tmp_path / "e.safetensors")
+    checkpoints.write({"a": torch.zeros(2)}, tmp_path / "state.pt")
+    first, second = synced
+    assert [name.endswith(".partial") for name in first] == [True]
+    assert sorted(name.endswith(".partial") for name in second) == [False, True]
+
+
+def test_a_file_system_that_cannot_sync_is_no_error_and_a_broken_disk_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("new")
+
+    def fails(number: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", lambda file: fails(errno.EINVAL))
+    sync(tmp_path / "a.txt")
+    monkeypatch.setattr(os, "fsync", lambda file: fails(errno.EIO))
+    with pytest.raises(OSError, match="Input/output error"):
+        sync(tmp_path / "a.txt")

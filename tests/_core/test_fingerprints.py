@@ -121,6 +121,44 @@ def test_constants_and_functions_of_the_same_file_count(monkeypatch: pytest.Monk
     assert of_function(loss) != before
 
 
+WEIGHTS: Any = torch.tensor([1.0, 2.0])
+
+
+def weighted(y: Tensor, t: Tensor) -> Tensor:
+    return F.cross_entropy(y, t, weight=WEIGHTS, reduction="none")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 3.0])),
+        (np.ones(2), np.zeros(2)),
+        (np.array([None, 1]), np.array([None, 2])),
+        ({"a": 1}, {"a": 2}),
+        (np.float32(1), np.float32(2)),
+        ({"a", "b"}, {"a", "c"}),
+    ],
+)
+def test_values_of_the_file_and_of_closures_count(monkeypatch: pytest.MonkeyPatch, one: Any, other: Any) -> None:
+    told = []
+    for value in (one, other):
+        monkeypatch.setitem(globals(), "WEIGHTS", value)
+        told.append((of_function(weighted), of_function(closed(value))))
+    assert told[0][0] != told[1][0]
+    assert told[0][1] != told[1][1]
+    monkeypatch.setitem(globals(), "WEIGHTS", one)
+    assert of_function(weighted) == told[0][0]
+
+
+def test_a_mapping_among_the_attributes_of_a_module_counts() -> None:
+    told = []
+    for value in (1, 1, 2):
+        net = Net()
+        net.settings = {"k": value}  # type: ignore[assignment]
+        told.append(of_model(net))
+    assert told[0] == told[1] != told[2]
+
+
 def test_comments_and_docstrings_do_not_count() -> None:
     told = []
     for text in ('def f(y, t):\n    "One."\n    return y\n', 'def f(y, t):\n    "Two."\n\n    # why\n    return y\n'):

@@ -4,7 +4,8 @@ A checkpoint holds weights, and says nothing of what is done with them: with ano
 would be taken for weights of the same run. So a run also keeps the class and the plain attributes of each module, and a
 digest of what the user's own code compiles to, with the constants and the functions of the same file that it uses. Code
 of installed libraries is known by its name. What a function reads from elsewhere, such as a file, is not compared, and
-neither are the parameters of a module that it uses: those of the model change while it trains.
+neither are the parameters of a module that it uses: those of the model change while it trains. Another version of
+Python compiles code to other bytes, so a run goes on with the version that it began with.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
+import os
 import sysconfig
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
@@ -22,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+LIBRARIES = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib"))
 PLACES = ("name_or_path",)  # where a pretrained model was read from may change
 
 
@@ -51,6 +53,7 @@ def of_function(function: Callable[..., Any]) -> str:
 def _module(module: nn.Module, code: list[Any]) -> str:
     own = {k: v for k, v in vars(module).items() if not k.startswith("_") and k not in ("training", *PLACES)}
     said = [type(module).__qualname__, *(f"{name}={value!r}" for name, value in own.items() if _is_plain(value))]
+    said += [f"{name}={_digest(_Teller().tell(value))}" for name, value in own.items() if isinstance(value, Mapping)]
     functions = {k: v for k, v in own.items() if callable(v) and not isinstance(v, (nn.Module, type))}
     said += [f"{name}={of_function(function)}" for name, function in functions.items()]
     return " ".join([*said, f"code {_digest(code)}"] if code else said)
@@ -91,7 +94,12 @@ class _Teller:
         if isinstance(value, Tensor):
             return [str(value.dtype), list(value.shape), _bytes(value)]
         if isinstance(value, np.ndarray):
-            return [str(value.dtype), list(value.shape), blake2b(value.tobytes(), digest_size=6).hexdigest()]
+            entries = self.tell(value.tolist()) if value.dtype.hasobject else _hex(value.tobytes())
+            return [str(value.dtype), list(value.shape), entries]
+        if isinstance(value, (np.generic, torch.dtype, torch.device)):
+            return repr(value)
+        if isinstance(value, (set, frozenset)):
+            return sorted(map(_repr, value))
         if isinstance(value, nn.Module):
             return [of_model(value), [[name, self.tell(buffer)] for name, buffer in value.named_buffers()]]
         if isinstance(value, functools.partial):
@@ -125,7 +133,9 @@ class _Teller:
         same_file = {
             name: value
             for name, value in used.items()
-            if _is_plain(value) or (isinstance(value, FunctionType) and value.__globals__ is known)
+            if _is_plain(value)
+            or isinstance(value, (Tensor, np.ndarray, np.generic, Mapping, set))
+            or (isinstance(value, FunctionType) and value.__globals__ is known)
         }
         carried = [function.__defaults__ or (), function.__kwdefaults__ or {}, cells, same_file]
         return [_code(code, function.__doc__), *(self.tell(part) for part in carried)]
@@ -167,9 +177,10 @@ def _repr(value: Any) -> str:
 
 def _is_filled(cell: Any) -> bool:
     try:
-        return cell.cell_contents is not cell
+        cell.cell_contents  # noqa: B018 - which fails where there is none yet
     except ValueError:
         return False
+    return True
 
 
 def _of_library(code: CodeType) -> bool:
@@ -180,8 +191,12 @@ def _bytes(t: Tensor) -> str:
     if t.is_meta:
         return "meta"
     whole = t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return blake2b(whole.data, digest_size=6).hexdigest()
+    return _hex(whole.tobytes())
 
 
 def _digest(told: Any) -> str:
-    return blake2b(repr(told).encode(), digest_size=6).hexdigest()
+    return _hex(repr(told).encode())
+
+
+def _hex(content: bytes) -> str:
+    return blake2b(content, digest_size=6).hexdigest()

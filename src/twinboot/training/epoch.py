@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .._core import ranks
-from .._core.devices import moved, to_be_looked_at, usable
+from .._core.devices import check_is_due, moved, usable
 from .._core.randomness import alone, own_randomness
 from ..data.bootstrap import Bootstrap
 from ..data.loader import PairedLoader, Resample
@@ -94,7 +94,7 @@ class Training:
                     value = self._loss(twin, batch)
                     scaler.scale(value).backward()
                     total, number = total + value.detach(), number + 1
-            if to_be_looked_at(self.device, step):
+            if check_is_due(self.device, step):
                 self._require_finite(total, epoch, step)
             pool_gradients(self.twins, self.pooled)
             with alone():  # PyTorch goes through the hooks of all optimizers, of which `sampled` adds and removes one
@@ -112,7 +112,7 @@ class Training:
             raise FloatingPointError(NOT_FINITE.format("loss is", epoch, self._about(step)))
 
     def _about(self, step: int) -> str:
-        return str(step) if to_be_looked_at(self.device, 1) else f"{step} or one of the 99 before it"
+        return str(step) if self.device.type == "cpu" else f"{step} or one of the 99 before it"
 
     def _loss(self, twin: nn.Module, batch: Any) -> Tensor:
         if self.loader.resample == "counts":
