@@ -171,14 +171,14 @@ def test_the_results_are_those_of_the_generated_pages() -> None:
 POOLED = "Twin-Boot with pooled gradients"
 LABELS = {  # in the tables for readers: in docs/results.md
     README: {
-        "Twin-Boot, default": "Twin-Boot",
+        "Twin-Boot, defaults of `fit`": "Twin-Boot",
         f"{POOLED} and dropout": f"{POOLED} and dropout",
         "MC dropout": "MC dropout",
         "MC dropout with weight averaging": "MC dropout, averaged",
         "IVON": "IVON",
     },
     "docs/experiments.md": {
-        "Twin-Boot, with counts (default)": "Twin-Boot",
+        "Twin-Boot, with counts (default of `fit`)": "Twin-Boot",
         "Twin-Boot, with repeated samples": "Twin-Boot with draws",
         POOLED: POOLED,
         f"{POOLED} and dropout": f"{POOLED} and dropout",
