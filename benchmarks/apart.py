@@ -71,7 +71,7 @@ def measure(case: Case) -> list[str]:
         optimizer.step()
         optimizer.zero_grad()
         twins.update()
-        weights = twins._weights()
+        weights = twins._store.weights()
         exact = twins.partition.sigma.clone()
         for k, sketch in sketches.items():
             started = time.thread_time()

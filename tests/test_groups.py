@@ -11,7 +11,7 @@ from torch.nn.utils import parametrizations, prune
 from torch.utils.data import TensorDataset
 
 from twinboot import Blocks, Bootstrap, Estimate, PairedLoader, Twins
-from twinboot._core import pieces
+from twinboot._core import tensors
 from twinboot.groups import Partition, assign, fixed_entries
 
 
@@ -410,7 +410,7 @@ def test_sigma_counts_the_entries_that_are_trained() -> None:
 
 
 def test_fixed_entries_stay_in_pieces_of_large_weights_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "AT_ONCE", 8)
+    monkeypatch.setattr(tensors, "AT_ONCE", 8)
     for padding in (0, 5, 9):
         model = nn.Sequential(nn.Embedding(10, 4, padding_idx=padding))
         twins = Twins(model)

@@ -11,10 +11,11 @@ from loops import assert_same_bits, classes, mlp, pairs, seeded, snapshot, train
 from torch import Tensor, nn
 
 import twinboot.twins as twins_module
-from twinboot import Apart, Blocks, Bootstrap, Twins, pool_gradients
+from twinboot import Blocks, Bootstrap, Twins, pool_gradients
 from twinboot._core import noise as noise_module
+from twinboot.distributed.apart import Remote
 from twinboot.groups import Partition
-from twinboot.twins import apart, variance
+from twinboot.twins import rows_that_differ, variance
 
 
 class Mean(nn.Module):
@@ -564,10 +565,10 @@ def test_copies_are_apart_where_any_of_them_differs() -> None:
     copies = [torch.zeros(4, 2, 3) for _ in range(3)]
     copies[1][1, 0, 2] = 1.0
     copies[2][3, 1, 1] = -1e-30
-    assert apart(copies).flatten().tolist() == [False, True, False, True]
+    assert rows_that_differ(copies).flatten().tolist() == [False, True, False, True]
     for whole in ([c.bfloat16() for c in copies], [c.flatten() for c in copies]):
-        assert apart(whole).tolist() is True
-        assert apart(whole[:1] * 2).tolist() is False
+        assert rows_that_differ(whole).tolist() is True
+        assert rows_that_differ(whole[:1] * 2).tolist() is False
 
 
 def test_a_reset_keeps_sigma_after_steps_that_make_entries_agree_by_chance() -> None:
@@ -695,7 +696,7 @@ def test_shares_that_are_none_are_refused(share: float, said: str) -> None:
 
 def test_what_cannot_be_pooled_is_refused_in_a_sentence() -> None:
     with pytest.raises(TypeError, match="in different processes: pool the gradients of Twins in one"):
-        pool_gradients(Apart.__new__(Apart), 0.5)
+        Remote.__new__(Remote).gradients()
     with pytest.raises(TypeError, match="takes Twins, not Sequential: if that is around twins, give those"):
         pool_gradients(nn.Sequential(with_gradients()), 0.5)  # type: ignore[arg-type]
     twins = Twins(nn.Embedding(4, 2, sparse=True))

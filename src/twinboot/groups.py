@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ._core.checks import require_number, require_types, shown
-from ._core.pieces import split
-from ._core.replicate import wide
 from ._core.sharding import cut, holders, summed
+from ._core.tensors import split, wide
 
 ROOT = "(model)"  # the group of the parameters that the model itself owns, outside any submodule
 

@@ -1,4 +1,6 @@
-"""When to reset the twins: a schedule is a function of the count (of epochs or steps, from 1) that says yes or no.
+"""When to reset the twins, and how.
+
+A schedule is a function of the count (of epochs or steps, from 1) that says yes or no:
 
     due = resets.every(1)
     for epoch in range(1, epochs + 1):
@@ -7,27 +9,52 @@
             twins.reset()
 
 A schedule keeps no state, so a run that is resumed asks it the same questions and gets the same answers.
+
+A mode says how far from their mean the copies are put, in units of sigma.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol
 
 import numpy as np
+from torch import Tensor
 
 from ._core.checks import is_number, require_one_of, shown
 from ._core.fingerprints import of_function
 
-Mode = Literal["sample", "mean", "centered"]  # of what a reset does, `Twins.reset`
-MODES = get_args(Mode)
+Mode = Literal["sample", "mean", "centered"]
 SHORT = 100  # steps of an epoch: with 79, resets within epochs made no clear difference (docs/tried.md)
 
 
+Fill = Callable[[Tensor], None]  # fills a tensor with standard normals
+
+
+def _sample(away: Tensor, fill_: Fill) -> None:
+    """All copies independently, as in the paper."""
+    fill_(away)
+
+
+def _mean(away: Tensor, fill_: Fill) -> None:
+    """All copies at the mean."""
+
+
+def _centered(away: Tensor, fill_: Fill) -> None:
+    """As `"sample"`, given that the mean of the copies stays where it is."""
+    fill_(away)
+    away -= away.mean(0)
+
+
+# How far from their mean the copies [copies, ...] are put, in units of sigma. It is 0 at first.
+MODES: dict[str, Callable[[Tensor, Fill], None]] = {"sample": _sample, "mean": _mean, "centered": _centered}
+
+
 def require_mode(mode: str) -> None:
-    require_one_of(MODES, "reset mode", mode)
+    require_one_of(list(MODES), "reset mode", mode)
 
 
 class Schedule(Protocol):

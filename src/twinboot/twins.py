@@ -21,26 +21,27 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Self, SupportsIndex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, SupportsIndex
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ._core import ranks, seeds
 from ._core.checks import one_line, require_number, require_types, require_whole, shown
+from ._core.copies import Copies, Part, replicate
 from ._core.devices import check_is_due
-from ._core.noise import Noisy, fill_copies_, normals, room_for
-from ._core.pieces import fill_copies_by_piece_
-from ._core.replicate import Places, mean, replicate, wide
+from ._core.noise import normals
 from ._core.sharding import local, reshard, window
+from ._core.stack import Stack
 from ._core.states import pack, require_same, unpack
+from ._core.tensors import fill_copies_by_piece_, mean, wide
 from .estimate.estimate import Estimate
-from .estimate.forward import call
 from .groups import Grouping, Partition
-from .resets import Mode, require_mode
+from .resets import MODES, Mode, require_mode
+
+Hold = Callable[[Partition], Copies | Stack]  # makes the copies, or says where they are
 
 
 class Twins(nn.Module):
@@ -55,7 +56,7 @@ class Twins(nn.Module):
             (name, parameter); see `twinboot.groups`.
         seed: of the noise in `sampled` and `reset`. No global generator is read or moved.
         stacked: hold each parameter once, for all copies together, and run them in one pass as `twins(x1, x2)`; a step
-            of a small fully connected model then costs less (`twinboot.stacked`).
+            of a small fully connected model then costs less (`_core/stack.py` says for which models).
 
     >>> twins = Twins(nn.Linear(3, 1))
     >>> optimizer = torch.optim.SGD(twins.parameters(), lr=0.1)
@@ -68,17 +69,6 @@ class Twins(nn.Module):
     ['(model)']
     """
 
-    stacked = False
-    in_one_process = True  # all copies are here; those of `Apart` are not
-    _fresh: Mapping[str, Any] = {"_spare": [], "_block": None}  # what a copy or pickle has instead of ours
-
-    def __new__(cls, *args: Any, stacked: bool = False, **kwargs: Any) -> Self:
-        if isinstance(stacked, (bool, np.bool_)) and stacked and cls is Twins:
-            from .stacked import Stacked  # which builds on this class
-
-            return super().__new__(Stacked)  # type: ignore[return-value]
-        return super().__new__(cls)
-
     def __init__(
         self,
         model: nn.Module,
@@ -88,45 +78,47 @@ class Twins(nn.Module):
         *,
         stacked: bool = False,
     ) -> None:
-        super().__init__()
         require_types(Twins.__init__, locals())
-        if bool(stacked) != self.stacked:
-            raise TypeError(
-                f"stacked={stacked} makes twins of a class of its own, so {type(self).__name__} cannot have it: call "
-                f"Twins(model, stacked={stacked})."
-            )
         require_whole("replicas", replicas, 2)
+        store = Stack if stacked else Copies
+        self._begin(model, groups, seed, lambda partition: store(model, partition, replicas))
+
+    def _begin(self, model: nn.Module, groups: str | Grouping, seed: SupportsIndex, hold: Hold) -> None:
+        super().__init__()
+        self._seed = seeds.checked(seed)
         # Line 3 before line 1: the partition knows which weights are trained, and refuses wrong groups before any copy.
         self.partition = Partition.of(model, groups)  # line 3: it holds sigma, which is 0
-        self._hold(model, replicas)  # line 1: all copies begin with the model's weights
-        self._seed = seeds.checked(seed)
+        self._store = hold(self.partition)  # line 1: all copies begin with the model's weights
+        self.add_module(self._store.name, self._store.module)
         # "together": the number of updates when all copies last stood at one point, here or after a reset to the mean.
         self._counts = {"draws": 0, "updates": 0, "resets": 0, "together": 0}
 
-    def _hold(self, model: nn.Module, replicas: int) -> None:
-        """Make the copies, and note where their trained weights are; stacked twins keep them in another way."""
-        self.copies = nn.ModuleList(replicate(model, replicas))
-        self._places = [Places(twin, list(self.partition.parameter_shapes)) for twin in self.copies]
-        self._owners = [m for m in self.copies.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
-        self._spare: list[Tensor] = []
-        self._block: Noisy | None = None
+    @property
+    def replicas(self) -> int:
+        """How many twins there are, in all processes together."""
+        return self._store.replicas
+
+    @property
+    def stacked(self) -> bool:
+        """Whether each parameter is held once, for all twins together."""
+        return isinstance(self._store, Stack)
 
     def __len__(self) -> int:
-        return len(self.copies)
+        return len(self._store)
 
     def __iter__(self) -> Iterator[nn.Module]:
-        return iter(self.copies)
+        return iter(self._store.twins)
 
     def __getitem__(self, index: int) -> nn.Module:
+        twins = self._store.twins
         try:
-            return self.copies[index if isinstance(index, slice) else operator.index(index)]
+            return twins[index if isinstance(index, slice) else operator.index(index)]
         except (TypeError, IndexError):
             raise IndexError(f"the twins have the numbers 0 to {len(self) - 1}, not {shown(index)}.") from None
 
-    def forward(self, *inputs: Any) -> tuple[Any, ...]:
+    def forward(self, *inputs: Any, **options: Any) -> Any:
         """Each copy on its own input: a tensor, a tuple or list of arguments, or a mapping of keyword arguments."""
-        self._require_one_each(inputs)
-        return tuple(call(twin, x) for twin, x in zip(self.copies, inputs, strict=True))
+        return self._store.run(*inputs, **options)
 
     @property
     def sigma(self) -> dict[str, Tensor]:
@@ -137,26 +129,23 @@ class Twins(nn.Module):
     def sampled(self, scale: float = 1.0, generator: torch.Generator | None = None) -> Iterator[None]:
         """Inside the block each copy's weights are one draw from N(weights, (scale * sigma)^2): line 6.
 
-        Forward and backward go inside, `optimizer.step()` after it. On leaving, by an exception too, the weights are
-        put back bit for bit. With gradient accumulation a block around each micro-batch draws anew for each, a block
-        around all of them uses one draw for the step. With activation checkpointing, call the twins themselves, not
-        methods of theirs: only then is a backward pass after the block noticed.
+        Call forward and backward inside the block, and `optimizer.step()` after it. The weights are put back bit for
+        bit when the block ends, by an exception too. (The parameters of stacked twins stay clean, so there all calls
+        but the forward pass may come anywhere.)
+
+        With gradient accumulation, a block around each micro-batch draws new noise for each, and a block around all of
+        them uses one draw for the step. With activation checkpointing, call the twins themselves, not their methods:
+        only then is a backward pass after the block noticed.
         """
-        require_types(Twins.sampled, locals())
+        with self._noisy(scale, generator):
+            yield
+
+    def _noisy(self, scale: float, generator: torch.Generator | None, **options: Any) -> AbstractContextManager[None]:
+        require_types(Twins.sampled, {"scale": scale, "generator": generator})
         require_number("scale", scale)
         self._refuse_inside("sampled()")
-        weights, copies = self._weights(), len(self.copies)
-        flat = [w for twin in weights for w in twin]
-        self._spare = room_for(flat, self._spare)
-        with Noisy(self, self._owners, flat, self._spare) as self._block:
-            with torch.no_grad():  # line 6: w + sigma * e, in the place of w
-                here = [list(map(local, twin)) for twin in weights]
-                fill_copies_(here, self._next_seed("draws", *ranks.own()), generator)
-                noise = [e for twin in here for e in twin]
-                torch._foreach_mul_(noise, self.partition.expand(weights[0], scale) * copies)
-                torch._foreach_add_(noise, list(map(local, self._spare)))
-            self._block.watch()
-            yield
+        reshard(self)
+        return self._store.noisy(self, scale, self._next_seed("draws", *ranks.own()), generator, **options)  # line 6
 
     @torch.no_grad()
     def update(self) -> None:
@@ -164,7 +153,11 @@ class Twins(nn.Module):
         not finite are refused: at once on a CPU, on a GPU within 100 updates and by `reset` and `estimate`."""
         self._refuse_inside("update()")
         self._counts["updates"] += 1
-        torch.sqrt(self._variance(), out=self.partition.sigma)  # line 10
+        reshard(self)
+        parts = self._store.parts(self._counts["updates"], self._seed)
+        if parts is None:  # twins in different processes do not exchange weights at every update
+            return
+        torch.sqrt(variance(self.partition, self.replicas, parts), out=self.partition.sigma)  # line 10
         if check_is_due(self.partition.sigma.device, self._counts["updates"]):
             self._require_finite()
 
@@ -175,11 +168,6 @@ class Twins(nn.Module):
                 f"the weights of group {group!r} are not finite after update {self._counts['updates']}: the loss was "
                 "NaN or infinite, or the step too large; go back to the last checkpoint, with a lower learning rate."
             )
-
-    def _variance(self) -> Tensor:
-        """sum_b ||w_b - mean||^2 / ((B - 1) D_l), from the weights as they are."""
-        (which, first), *others = map(self.partition.pieces, self._weights())
-        return variance(self.partition, 1 + len(others), [(which, [first, *(copy for _, copy in others)])])
 
     @torch.no_grad()
     def reset(self, mode: Mode = "sample", generator: torch.Generator | None = None) -> None:
@@ -194,16 +182,15 @@ class Twins(nn.Module):
         require_mode(mode)
         require_types(Twins.reset, locals())
         self._require_finite()
-        fill_, sigmas = normals(self._next_seed("resets"), generator), self.partition.expand_pieces(self._weights()[0])
+        reshard(self)
+        fill_ = normals(self._next_seed("resets"), generator)
+        sigmas = self.partition.expand_pieces(self._store.weights()[0])
         trained = self._counts["updates"] > self._counts["together"]
-        for sigma, (_, copies) in zip(sigmas, self._each_piece(), strict=True):
-            center, moved = mean(copies), apart(copies) if trained else 1
-            noise = center.new_zeros(len(copies), *copies[0].shape)
-            if mode != "mean":
-                fill_copies_by_piece_(noise, fill_)
-            if mode == "centered":
-                noise -= noise.mean(0)
-            for w, e in zip(copies, noise, strict=True):
+        for sigma, copies in zip(sigmas, self._store.pieces(), strict=True):
+            center, moved = mean(copies), rows_that_differ(copies) if trained else 1
+            away = center.new_zeros(len(copies), *copies[0].shape)
+            MODES[mode](away, lambda noise: fill_copies_by_piece_(noise, fill_))
+            for w, e in zip(copies, away, strict=True):
                 local(w).copy_(e[window(w)].mul_(sigma).mul_(moved).add_(center))  # line 13: mean + sigma * e
         if mode == "mean":
             self._counts["together"] = self._counts["updates"]
@@ -216,7 +203,18 @@ class Twins(nn.Module):
         self._refuse_inside("estimate()")
         self._require_finite()
         reshard(self)
-        return Estimate.of(list(self.copies), self.partition.scaled(scale), model)
+        estimate = Estimate.of(self._store.models(), self.partition.scaled(scale), model)
+        self._store.average_(estimate.module)
+        return estimate
+
+    def weights(self) -> dict[str, Tensor]:
+        """Name -> the trainable weights of all copies, [twins, ...]; inside `sampled()` with their noise."""
+        return dict(zip(self.partition.parameter_shapes, self._store.stacked_weights(), strict=True))
+
+    def unstack(self) -> list[nn.Module]:
+        """Plain models with the weights that the copies have now; what is done to them does not reach the twins."""
+        self._refuse_inside("unstack()")
+        return [replicate(m, own=self.partition.parameter_shapes)[0] for m in self._store.models()]
 
     def get_extra_state(self) -> Tensor:
         # Digits of fixed width: torch.distributed.checkpoint reads a tensor only into one of the same size.
@@ -243,32 +241,14 @@ class Twins(nn.Module):
             raise ValueError(f"the state does not fit these twins: {one_line(error)}.") from None
 
     def _describe(self) -> dict[str, Any]:
-        return {"replicas": len(self), "stacked": self.stacked, **self.partition.describe()}
-
-    def _weights(self) -> list[list[Tensor]]:
-        """For each copy its trainable weights, in the order of the partition."""
-        reshard(self)
-        return [places.read() for places in self._places]
-
-    def _each_piece(self) -> Iterator[tuple[int, Sequence[Tensor]]]:
-        """For each trainable weight, large ones piece by piece, its place in the partition and that of all copies."""
-        (which, first), *others = map(self.partition.pieces, self._weights())
-        return zip(which, zip(first, *(copy for _, copy in others), strict=True), strict=True)
+        return {**self._store.describe(), **self.partition.describe()}
 
     def _next_seed(self, what: str, *where: int) -> int:
         self._counts[what] += 1
         return seeds.derive(self._seed, what, self._counts[what], *where)
 
-    def _require_one_each(self, inputs: tuple[Any, ...]) -> None:
-        if len(inputs) != len(self):
-            raise ValueError(f"{len(self)} twins take {len(self)} inputs, one each, but got {len(inputs)}.")
-
-    @property
-    def _inside(self) -> bool:
-        return self._block is not None and self._block.inside
-
     def _refuse_inside(self, what: str) -> None:
-        if self._inside:
+        if self._store.inside:
             raise RuntimeError(
                 f"{what} was called inside sampled(), where the weights are noisy: leave the block first."
             )
@@ -279,11 +259,7 @@ class Twins(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         self._refuse_inside("copy or pickle")
-        return {**super().__getstate__(), **self._fresh}  # type: ignore[no-untyped-call]
-
-
-# Which parameters, by their places in the partition, and for each copy those of its weights.
-Part = tuple[Sequence[int], Sequence[Sequence[Tensor]]]
+        return super().__getstate__()  # type: ignore[no-untyped-call, no-any-return]
 
 
 def variance(partition: Partition, replicas: int, parts: Iterable[Part]) -> Tensor:
@@ -303,7 +279,7 @@ def variance(partition: Partition, replicas: int, parts: Iterable[Part]) -> Tens
     return found
 
 
-def apart(copies: Sequence[Tensor]) -> Tensor:
+def rows_that_differ(copies: Sequence[Tensor]) -> Tensor:
     """Which rows of a weight differ between its copies, as a mask. Single entries may agree by chance after steps of
     one size, as Adam's first ones are; and in half precision whole rows, so that there it is one answer for the weight.
     Of sharded ones, for the part that is here."""
@@ -353,20 +329,11 @@ def pool_gradients(twins: Twins, share: float) -> None:
         return
     if not isinstance(twins, Twins):
         raise TypeError(f"pool_gradients takes Twins, not {type(twins).__name__}: if that is around twins, give those.")
-    if not twins.in_one_process:
-        raise TypeError("the twins of Apart are in different processes: pool the gradients of Twins in one.")
     if any(p.grad is not None and p.grad.is_sparse for p in twins.parameters()):
         raise TypeError("sparse gradients cannot be pooled: make the embedding with sparse=False.")
-    if twins.stacked:
-        for p in twins.parameters():
-            if p.grad is not None:
-                p.grad.lerp_(p.grad.mean(0, keepdim=True), share)
+    gradients = twins._store.gradients()
+    if not gradients:
         return
-    of_each = zip(*(twin.parameters() for twin in twins), strict=True)
-    own = [_gradients(copies) for copies in of_each if any(p.grad is not None for p in copies)]
-    if not own:
-        return
-    gradients = [list(of_twin) for of_twin in zip(*own, strict=True)]
     mean = torch._foreach_lerp(gradients[0], gradients[1], 1 / 2)
     for number, of_twin in enumerate(gradients[2:], start=3):
         torch._foreach_lerp_(mean, of_twin, 1 / number)
@@ -378,11 +345,3 @@ def require_share(share: float) -> None:
     require_number("the share of gradients that is pooled", share)
     if share >= 1:
         raise ValueError(f"the share of gradients that is pooled must be below 1, not {share!r}.")
-
-
-def _gradients(copies: tuple[Tensor, ...]) -> list[Tensor]:
-    """Of one weight of each twin; a twin whose pass did not use it has a gradient of 0."""
-    for p in copies:
-        if p.grad is None:
-            p.grad = torch.zeros_like(p)
-    return [local(p.grad) for p in copies]  # type: ignore[arg-type]

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from twinboot import Twins
-from twinboot._core.noise import in_order, normals
+from twinboot._core.noise import normals
+from twinboot._core.tensors import in_order
 
 
 @pytest.fixture

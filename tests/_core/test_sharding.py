@@ -75,7 +75,7 @@ def test_sigma_and_resets_of_shards_are_those_of_one_process(groups: Any, ranks:
     resets = {}
     for mode in ("sample", "mean", "centered"):
         twins = apart(groups)
-        with mock.patch("twinboot._core.pieces.AT_ONCE", most):
+        with mock.patch("twinboot._core.tensors.AT_ONCE", most):
             twins.reset(mode)  # type: ignore[arg-type]
         resets[mode] = full(twins)
     for found in together(sigma_and_resets, groups, most, ranks=ranks):
@@ -92,7 +92,7 @@ def sigma_and_resets(groups: Any, most: int) -> dict[str, Any]:
     found: dict[str, Any] = {"sigma": twins.sigma}
     for mode in ("sample", "mean", "centered"):
         twins = sharded(apart(groups))
-        with mock.patch("twinboot._core.pieces.AT_ONCE", most):
+        with mock.patch("twinboot._core.tensors.AT_ONCE", most):
             twins.reset(mode)  # type: ignore[arg-type]
         found[mode] = full(twins)
     return found
@@ -278,7 +278,7 @@ def trained_with_ddp(stacked: bool) -> dict[str, Any]:
     train(twins, 40, DistributedDataParallel(twins))
     with twins.sampled():
         noisy = next(iter(twins.weights().values())) if stacked else next(twins.parameters())  # type: ignore[operator]
-        noise = noisy.detach() - (next(twins.parameters()).detach() if stacked else twins._spare[0])
+        noise = noisy.detach() - (next(twins.parameters()).detach() if stacked else twins._store._spare[0])
     return {"state": snapshot(twins), "noise": noise}
 
 

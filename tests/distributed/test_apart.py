@@ -85,7 +85,7 @@ def sigma_of_ranks(replicas: int, most: int) -> list[Tensor]:
 @contextmanager
 def at_once(most: int) -> Iterator[None]:
     """Tensors of more entries are worked on in pieces."""
-    with mock.patch("twinboot._core.pieces.AT_ONCE", most), mock.patch("twinboot.distributed.exchange.AT_ONCE", most):
+    with mock.patch("twinboot._core.tensors.AT_ONCE", most), mock.patch("twinboot.distributed.exchange.AT_ONCE", most):
         yield
 
 
@@ -182,7 +182,7 @@ def train_four(sketch: int | None) -> dict[str, Any]:
     torch.manual_seed(distributed.get_rank())  # each rank builds another model: the first one's counts
     twins = Apart(nn.Sequential(nn.Linear(4, 60), nn.BatchNorm1d(60), nn.Tanh(), nn.Linear(60, 3)), grid, sketch=sketch)
     if sketch:
-        twins.exchange = 4
+        twins._remote.exchange = 4
     start = snapshot(twins[0])
     model = DistributedDataParallel(twins, process_group=grid.get_group("data"))
     optimizer = torch.optim.Adam(twins.parameters(), 0.01)
@@ -225,7 +225,7 @@ def noise_in_what_is_read() -> None:
         return {name for name, p in twins[0].named_parameters() if not torch.equal(p, clean[name])}
 
     with twins.sampled(lean=True):
-        assert twins._spare == []
+        assert twins._store._spare == []
         assert noisy() == names
         first = twins(x)
         first.sum().backward()
@@ -276,7 +276,7 @@ def noise_in_what_is_read() -> None:
     ):
         with pytest.raises(error, match=said):
             broken()
-        assert not twins._inside
+        assert not twins._store.inside
 
 
 def test_lean_noise_is_in_what_is_read_and_the_weights_stay_as_they_are() -> None:

@@ -13,23 +13,21 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 from torch import Tensor, nn
 
-from .._core import ranks, seeds
-from .._core.checks import require_number, require_types, shown
-from .._core.noise import in_order
-from .._core.pieces import split
-from .._core.replicate import mean
+from .._core import seeds
+from .._core.checks import require_types, shown
+from .._core.copies import Copies, Part
 from .._core.sharding import is_sharded
-from ..estimate.estimate import Estimate
+from .._core.tensors import in_order, mean, split
 from ..estimate.statistics import averaged
 from ..groups import Grouping
-from ..twins import Twins, variance
+from ..twins import Twins
 from .exchange import copy_first_, gather, gather_each, same_everywhere
 from .lean import Lean
 from .sketch import Sketch
@@ -65,8 +63,6 @@ class Apart(Twins):
     all ranks make. The state of each twin goes into a file of its own: that of its first rank is enough.
     """
 
-    in_one_process = False
-
     def __init__(
         self,
         model: nn.Module,
@@ -77,130 +73,148 @@ class Apart(Twins):
         exchange: int | None = 1,
         sketch: int | None = None,
     ) -> None:
-        sizes = _sizes(mesh)
         for name, value in (("exchange", exchange), ("sketch", sketch)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} must be None or a whole number of at least 1, not {shown(value)}.")
         if exchange is None and sketch is None:
             raise ValueError("exchange and sketch are both None, so that sigma would stay 0: give one of them.")
-        super().__init__(model, sizes["twin"], groups, seed)
-        if self.partition.sigma.is_meta:
-            raise ValueError(
-                "the model is on the meta device, and has no weights to send: move it with to_empty() first."
-            )
-        self.exchange, self.sketch = exchange, sketch
-        self.twin = mesh.get_local_rank("twin")
-        self.share = (mesh.get_local_rank("data"), sizes["data"]) if "data" in sizes else (0, 1)
-        self._sketch = None if sketch is None else Sketch(self.partition, sketch)
-        self._siblings = mesh.get_group("twin")
-        self._alike = [mesh.get_group("data")] if "data" in sizes else []  # the ranks that hold the same twin
-        everyone = [self._siblings, *self._alike]
-        shared = [_checksum(p) for p in self.copies.parameters() if not p.requires_grad]  # with the caller's model
-        said = json.dumps([self._seed, exchange, sketch, sizes, self.partition.describe(), shared])
-        if not same_everywhere(zlib.crc32(said.encode()), everyone, self.partition.sigma.device):
-            raise ValueError(
-                "the ranks disagree: give all of them the same model, with the same frozen weights, groups, seed, "
-                "exchange and sketch."
-            )
-        for group in everyone:  # line 1: from the first rank to its siblings, and from each of those to its like
-            for t in (*self._weights()[0], *self.copies.buffers()):
-                copy_first_(t, group)
+        sizes = _sizes(mesh)
+        self._begin(model, groups, seed, lambda partition: Remote(model, partition, sizes["twin"]))
+        self._remote.connect(mesh, sizes, exchange, sketch, self._seed)
 
-    def _hold(self, model: nn.Module, replicas: int) -> None:
-        self.replicas = replicas
-        super()._hold(model, 1)
+    @property
+    def _remote(self) -> Remote:
+        return self._store  # type: ignore[return-value]
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """This rank's twin, called as your model is."""
-        return self.copies[0](*args, **kwargs)
+    @property
+    def twin(self) -> int:
+        """The number of this process's twin."""
+        return self._remote.twin
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """The rank of this process among those of its twin, and how many there are: for `PairedLoader`."""
+        return self._remote.share
 
     @contextmanager
     def sampled(
         self, scale: float = 1.0, generator: torch.Generator | None = None, *, lean: bool = False
     ) -> Iterator[None]:
-        """As for `Twins`; and with `lean` the weights stay as they are, and what operations read of them is noisy: no
-        second copy of the weights, but noise is drawn twice, for the forward and the backward pass. A compiled model
-        runs as if it were not."""
+        """As for `Twins`. With `lean` the weights stay as they are, and what operations read of them is noisy: this
+        needs no second copy of the weights, but noise is drawn twice, for the forward and the backward pass. A compiled
+        model then runs uncompiled."""
         require_types(Apart.sampled, {"generator": generator, "lean": lean})
-        require_number("scale", scale)
-        if not lean:
-            try:
-                with super().sampled(scale, generator):
-                    yield
-            finally:
-                if not self._inside:  # as a block in a block, which is refused, still is
-                    self._spare.clear()  # room for the clean weights: where twins are apart, memory is short
-            return
-        self._refuse_inside("sampled()")
-        weights, seed = self._weights()[0], self._next_seed("draws", *ranks.own())
-        if generator is not None:
-            seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-        with Lean(self, self._owners, weights, self.partition.expand(weights, scale), seed) as self._block:
+        with self._noisy(scale, generator, lean=lean):
             yield
 
-    @torch.no_grad()
-    def update(self) -> None:
-        """Sigma from how far the twins stand apart (line 10), or, at an update at which nothing travels, as it is."""
-        if self._sketch is None and not self._exact_at(self._counts["updates"] + 1):
-            self._refuse_inside("update()")
-            self._counts["updates"] += 1
-        else:
-            super().update()
-
     def bytes_sent(self) -> dict[str, float]:
-        """What each rank hands to its siblings: at an exchange (a reset is one), with a sketch, and at an update on
-        average. That the ranks of one twin average their gradients, as in plain training, is not in it."""
-        exchange = sum(w.numel() * w.element_size() for w in self._weights()[0])
-        sketch = 0 if self._sketch is None else len(self._sketch) * self.partition.sigma.element_size()
-        often = 0.0 if self.exchange is None else 1 / self.exchange
-        return {"exchange": exchange, "sketch": sketch, "update": often * exchange + (1 - often) * sketch}
+        """The bytes that each rank sends to the other twins: at an exchange (a reset is one), with a sketch, and at an
+        update on average. The gradients that the ranks of one twin average, as in plain training, do not count."""
+        exchange = sum(w.numel() * w.element_size() for w in self._remote.weights()[0])
+        sketch = self._remote.sketch
+        sent = 0 if sketch is None else len(sketch) * self.partition.sigma.element_size()
+        often = 0.0 if self._remote.exchange is None else 1 / self._remote.exchange
+        return {"exchange": exchange, "sketch": sent, "update": often * exchange + (1 - often) * sent}
 
-    @torch.no_grad()
-    def estimate(self, model: nn.Module | None = None, *, scale: float = 1.0) -> Estimate:
-        """What you keep and ship: the mean of the twins and sigma, times `scale`, the same on all ranks. The twins go
-        on as they are."""
-        estimate = super().estimate(model, scale=scale)  # of this rank's twin alone
-        found = averaged(estimate.module, self.partition)
-        known = set(map(id, found))
-        for buffer in estimate.module.buffers():
-            # The ranks of a twin may differ in their statistics, as each saw other batches: those of its first count.
-            for group in [*self._alike, *([] if id(buffer) in known else [self._siblings])]:
-                copy_first_(buffer, group)
-        pieces = [piece for t in found for piece in split(t)]
-        for center, copies in zip(pieces, gather_each(pieces, self._siblings), strict=True):
-            center.copy_(mean(copies))
-        return estimate
 
-    def _exact_at(self, update: int) -> bool:
-        return self.exchange is not None and update % self.exchange == 0
+class Remote(Copies):
+    """The twin of this process, while the others are in other processes."""
 
-    def _variance(self) -> Tensor:
-        update = self._counts["updates"]
-        if self._sketch is None or self._exact_at(update):
-            return self._spread(self._each_piece())
-        seed = seeds.derive(self._seed, "sketch", update)
-        rows = gather(self._sketch.of(self._weights()[0], seed, beside=self.partition.sigma), self._siblings)
-        return self._spread(enumerate(zip(*map(self._sketch.split, rows), strict=True)))
+    def hold(self, model: nn.Module) -> None:
+        self._copy(model, 1)
+        if self.partition.sigma.is_meta:
+            raise ValueError(
+                "the model is on the meta device, and has no weights to send: move it with to_empty() first."
+            )
 
-    def _spread(self, each: Iterable[tuple[int, Sequence[Tensor]]]) -> Tensor:
-        """Piece by piece: of all weights together, other twins' are never in memory."""
-        parts = (([i], [[w] for w in copies]) for i, copies in each)
-        return variance(self.partition, self.replicas, parts)
+    def connect(
+        self, mesh: DeviceMesh, sizes: dict[str, int], exchange: int | None, sketch: int | None, seed: int
+    ) -> None:
+        """Find the other processes, and begin with the weights of the first."""
+        self.exchange = exchange
+        self.sketch = None if sketch is None else Sketch(self.partition, sketch)
+        self.twin = mesh.get_local_rank("twin")
+        self.share = (mesh.get_local_rank("data"), sizes["data"]) if "data" in sizes else (0, 1)
+        self._siblings = mesh.get_group("twin")
+        self._alike = [mesh.get_group("data")] if "data" in sizes else []  # the ranks that hold the same twin
+        everyone = [self._siblings, *self._alike]
+        shared = [_checksum(p) for p in self.module.parameters() if not p.requires_grad]  # with the caller's model
+        said = json.dumps([seed, exchange, sketch, sizes, self.partition.describe(), shared])
+        if not same_everywhere(zlib.crc32(said.encode()), everyone, self.partition.sigma.device):
+            raise ValueError(
+                "the ranks disagree: give all of them the same model, with the same frozen weights, groups, seed, "
+                "exchange and sketch."
+            )
+        for group in everyone:  # from the first rank to its siblings, and from each of those to its like
+            for t in (*self.weights()[0], *self.module.buffers()):
+                copy_first_(t, group)
 
-    def _weights(self) -> list[list[Tensor]]:
-        weights = super()._weights()
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """This process's twin, called as your model is."""
+        return self.twins[0](*args, **kwargs)
+
+    @contextmanager
+    def noisy(
+        self, twins: nn.Module, scale: float, seed: int, generator: torch.Generator | None, lean: bool = False
+    ) -> Iterator[None]:
+        if lean:
+            [weights] = self.weights()
+            if generator is not None:
+                seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+            sigma = self.partition.expand(weights, scale)
+            with Lean(twins, self._owners, weights, sigma, seed) as self._block:
+                yield
+            return
+        try:
+            with super().noisy(twins, scale, seed, generator):
+                yield
+        finally:
+            self._spare.clear()  # room for the clean weights: where twins are apart, memory is short
+
+    def weights(self) -> list[list[Tensor]]:
+        weights = super().weights()
         if any(map(is_sharded, weights[0])):
             raise RuntimeError(
                 "a twin of its own cannot be sharded: use DistributedDataParallel, or shard plain Twins."
             )
         return weights
 
-    def _each_piece(self) -> Iterator[tuple[int, Sequence[Tensor]]]:
-        which, own = self.partition.pieces(self._weights()[0])
-        return zip(which, gather_each(own, self._siblings), strict=True)
+    def gradients(self) -> list[list[Tensor]]:
+        raise TypeError("the twins of Apart are in different processes: pool the gradients of Twins in one.")
 
-    def _describe(self) -> dict[str, Any]:
-        return {**super()._describe(), "replicas": self.replicas, "twin": self.twin}
+    def parts(self, update: int, seed: int) -> Iterator[Part] | None:
+        """Piece by piece, so that all weights of another twin are never in memory. At most updates a sketch of them
+        travels, or nothing."""
+        [own] = self.weights()
+        if self.exchange is not None and update % self.exchange == 0:
+            which, _ = self.partition.pieces(own)
+            return (([i], [[w] for w in copies]) for i, copies in zip(which, self.pieces(), strict=True))
+        if self.sketch is None:
+            return None
+        rows = gather(
+            self.sketch.of(own, seeds.derive(seed, "sketch", update), beside=self.partition.sigma), self._siblings
+        )
+        sketches = zip(*map(self.sketch.split, rows), strict=True)
+        return (([i], [[w] for w in copies]) for i, copies in enumerate(sketches))
+
+    def pieces(self) -> Iterator[Sequence[Tensor]]:
+        _, own = self.partition.pieces(self.weights()[0])
+        return gather_each(own, self._siblings)
+
+    @torch.no_grad()
+    def average_(self, module: nn.Module) -> None:
+        found = averaged(module, self.partition)
+        known = set(map(id, found))
+        for buffer in module.buffers():
+            # The ranks of a twin may differ in their statistics, as each saw other batches: those of its first count.
+            for group in [*self._alike, *([] if id(buffer) in known else [self._siblings])]:
+                copy_first_(buffer, group)
+        pieces = [piece for t in found for piece in split(t)]
+        for center, copies in zip(pieces, gather_each(pieces, self._siblings), strict=True):
+            center.copy_(mean(copies))
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "twin": self.twin}
 
 
 def _checksum(t: Tensor) -> int:

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed
 
-from .._core.noise import in_order
-from .._core.pieces import AT_ONCE
-from .._core.replicate import overwrite_
+from .._core.tensors import AT_ONCE, in_order, overwrite_
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

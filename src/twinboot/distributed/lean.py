@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_map_only
 
-from .._core.noise import Noisy, in_order
+from .._core.noise import Noisy
 from .._core.seeds import derive
+from .._core.tensors import in_order
 
 
 class Lean(Noisy):

@@ -27,8 +27,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .._core.noise import in_order
-from .._core.replicate import wide
+from .._core.tensors import in_order, wide
 from ..groups import Partition, Shape
 
 _AT_ONCE = 2**18  # entries: larger parts leave the processor's cache and take twice the time

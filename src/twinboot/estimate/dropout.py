@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from .._core.checks import shown
+from .._core.copies import replicate
 from .._core.randomness import own_randomness
-from .._core.replicate import replicate
 
 
 def drawing(

@@ -16,15 +16,16 @@ from torch.func import vmap
 from torch.utils.data import DataLoader, Dataset
 
 from .._core.checks import one_of, require_known, require_number, require_one_of, require_types, require_whole, shown
+from .._core.copies import Places, call, held, replicate, require_like
 from .._core.devices import copied
 from .._core.noise import normals
-from .._core.replicate import Places, held, mean, overwrite_, replicate, require_like, wide
 from .._core.seeds import checked, derive
 from .._core.sharding import refuse_copy, whole
+from .._core.tensors import mean, overwrite_, wide
 from ..groups import Partition, fixed_entries
 from . import calibration, files
 from .dropout import drawing
-from .forward import call, called, chunks_of, evaluating, first_tensor
+from .forward import called, chunks_of, evaluating, first_tensor
 from .prediction import TASKS, Moments, Prediction, Task, combine
 from .statistics import averaged, fresh_statistics, layers
 

@@ -14,25 +14,14 @@ from torch.func import functional_call
 from torch.utils.data import DataLoader
 
 from .._core.checks import require_tensor
+from .._core.copies import arguments
 from .._core.devices import copied
 from .prediction import Task
 
 
-def call(model: Callable[..., Any], x: Any) -> Any:
-    """A model on a tensor, on a tuple or list of arguments, or on a mapping of keyword arguments."""
-    args, kwargs = _arguments(x)
-    return model(*args, **kwargs)
-
-
-def _arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(x, Mapping):
-        return (), dict(x)
-    return (tuple(x) if isinstance(x, (tuple, list)) else (x,)), {}
-
-
 def called(module: nn.Module, task: Task, temperature: float, weights: dict[str, Tensor], x: Any) -> Tensor:
     """The module's output for x with some of its weights replaced."""
-    output = functional_call(module, weights, *_arguments(x))
+    output = functional_call(module, weights, *arguments(x))
     output = getattr(output, "logits", output)  # where models of Hugging Face give them, and values, too
     if not isinstance(output, Tensor):
         raise TypeError(f"predict needs a model that returns a tensor, not {type(output).__name__}.")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from .._core.replicate import Places
+from .._core.copies import Places
 from ..groups import Partition
 
 

@@ -22,8 +22,8 @@ from .. import resets
 from .._core.checks import require_tensor, require_types
 from ..data.bootstrap import Bootstrap
 from ..groups import Blocks, Grouping
-from ..stacked import Stacked
 from ..training import optimizers
+from ..twins import Twins
 from .inversion import Inversion
 from .measurements import Weighted, see
 from .operators import Forward
@@ -117,7 +117,7 @@ def invert(
     if stop and not len(bootstrap.unseen):
         raise ValueError('every measurement is seen by some twin, so there is none for stop="unseen": use stop=None.')
     groups = groups or (Blocks((3,) * initial.ndim) if initial.ndim else "tensor")
-    twins = Stacked(_Field(initial), replicas, groups, seed, stacked=True)
+    twins = Twins(_Field(initial), replicas, groups, seed, stacked=True)
     [fields] = twins.parameters()
     stepper = optimizers.made(optimizer, [[fields]], rate=0.01)
     schedule = torch.optim.lr_scheduler.ExponentialLR(stepper, decay)
@@ -161,7 +161,7 @@ class _Field(nn.Module):
 class _Best:
     """The state to keep, and how the run went."""
 
-    def __init__(self, twins: Stacked, fields: Tensor) -> None:
+    def __init__(self, twins: Twins, fields: Tensor) -> None:
         self.twins, self.fields = twins, fields
         self.history: dict[str, list[float]] = {"step": [], "train": [], "unseen": [], "sigma": []}
         self.losses: Tensor | None = None
@@ -195,7 +195,7 @@ def _rms(values: Tensor) -> float:
     return values.square().mean().sqrt().item()
 
 
-def _sigma(twins: Stacked, field: Tensor) -> Tensor:
+def _sigma(twins: Twins, field: Tensor) -> Tensor:
     """One sigma for each entry of the field."""
     [sigma] = twins.partition.expand([field])
     return sigma.to(field).expand_as(field).clone()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .._core.checks import require_types
-from .._core.replicate import wide
+from .._core.tensors import wide
 
 POWER = 8.0  # half of the weight lies on the last 7 % of a run; 1 and 3 were behind where twins still learned
 

@@ -10,7 +10,7 @@ import math
 import time
 from typing import Any
 
-from .._core.replicate import Places
+from .._core.copies import Places
 from ..estimate.estimate import Estimate
 from .averaging import Average
 from .epoch import Training

@@ -757,7 +757,7 @@ def test_an_error_anywhere_in_a_step_leaves_no_noise_nor_does_a_checkpoint_of_th
     assert_same_bits(
         [p.detach() for p in found.twins.parameters()], [p.detach() for p in by_hand(steps=3).parameters()]
     )
-    assert not found.twins._inside
+    assert not found.twins._store.inside
 
 
 class Skipping(Net):
@@ -768,7 +768,7 @@ class Skipping(Net):
 @pytest.mark.filterwarnings("ignore:.*returned `None`")
 def test_a_step_that_is_left_out_leaves_no_noise() -> None:
     found = fitted(Skipping(), max_epochs=1)
-    assert not found.twins._inside
+    assert not found.twins._store.inside
     assert all(sigma > 0 for sigma in found.twins.sigma.values())
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ... import resets
 from ..._core import seeds
 from ...groups import Blocks
-from ...stacked import Stacked
+from ...twins import Twins
 from .kernels import SIDE, Problem, respond
 
 Mode = Literal["sample", "mean", "centered"]
@@ -85,7 +85,7 @@ def train(
     weights, validation = _division(problems, method)
     loss = (_Batches if schedule.batch else _Whole)(problems, weights, schedule, seed)
     holder = _Fields(len(problems))
-    twins = Stacked(holder, method.replicas, Blocks((1, 3, 3)), seed, stacked=True) if method.replicas > 1 else None
+    twins = Twins(holder, method.replicas, Blocks((1, 3, 3)), seed, stacked=True) if method.replicas > 1 else None
     parameter = next(iter((twins or holder).parameters()))
     optimizer = torch.optim.Adam([parameter], schedule.rate, fused=True)
     annealing = torch.optim.lr_scheduler.ExponentialLR(optimizer, schedule.decay)
@@ -121,7 +121,7 @@ class _Fields(nn.Module):
         self.field = nn.Parameter(torch.zeros(problems, SIDE, SIDE))
 
 
-def _sigma(twins: Stacked | None, problems: int) -> Tensor:
+def _sigma(twins: Twins | None, problems: int) -> Tensor:
     if twins is None:
         return torch.zeros(problems, SIDE, SIDE)
     [sigma] = twins.sigma.values()

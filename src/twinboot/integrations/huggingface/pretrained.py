@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from ..._core.checks import one_of, shown
-from ..._core.replicate import Places, overwrite_, replicate
+from ..._core.copies import Places, replicate
+from ..._core.tensors import overwrite_
 from ...estimate import files
 from ...estimate.estimate import Estimate
 from ...estimate.prediction import TASKS, Prediction, Task

@@ -52,8 +52,8 @@ except ImportError as error:
 from ... import resets
 from ..._core import ranks, seeds
 from ..._core.checks import require_number
+from ..._core.copies import replicate
 from ..._core.randomness import own_randomness
-from ..._core.replicate import replicate
 from ...data.bootstrap import Bootstrap
 from ...data.loader import PairedLoader, Resample, require_map_style
 from ...groups import Grouping

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.utils.data import Subset, TensorDataset
 
 from ..._core.checks import require_number, require_whole, shown
+from ..._core.copies import replicate
 from ..._core.randomness import own_randomness, seeded
-from ..._core.replicate import replicate
 from ..._core.seeds import derive
 from ...estimate.prediction import Prediction, Task
 from ...groups import Grouping

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from twinboot import Blocks, Bootstrap, Estimate, Twins
-from twinboot.stacked import Stacked
+from twinboot._core.stack import Chain
 
 
 def train_together(twins: Twins, batches: Any, optimizer: torch.optim.Optimizer, forward: Any = None) -> None:
@@ -26,13 +26,11 @@ def train_together(twins: Twins, batches: Any, optimizer: torch.optim.Optimizer,
         twins.update()
 
 
-def stacked(model: nn.Module | None = None, **options: Any) -> Stacked:
-    twins = Twins(model or mlp(), stacked=True, **options)
-    assert isinstance(twins, Stacked)
-    return twins
+def stacked(model: nn.Module | None = None, **options: Any) -> Twins:
+    return Twins(model or mlp(), stacked=True, **options)
 
 
-def trained(model: nn.Module | None = None, steps: int = 1, **options: Any) -> Stacked:
+def trained(model: nn.Module | None = None, steps: int = 1, **options: Any) -> Twins:
     twins = stacked(model, **options)
     replicas = options.get("replicas", 2)
     optimizer = torch.optim.Adam(twins.parameters(), 1e-2)
@@ -40,7 +38,7 @@ def trained(model: nn.Module | None = None, steps: int = 1, **options: Any) -> S
     return twins
 
 
-def weights(twins: Stacked) -> dict[str, Tensor]:
+def weights(twins: Twins) -> dict[str, Tensor]:
     return snapshot(twins.stack)
 
 
@@ -331,7 +329,7 @@ def test_copies_and_pickles_are_independent_twins_with_the_same_future(copied: A
     twins = trained()
     again = copied(twins)
     assert vars(again).keys() == vars(twins).keys()
-    assert again._kept is None  # views of the weights of then, and room for noise: made anew where they are
+    assert again._store._kept is None  # views of the weights of then, and room for noise: made anew where they are
     before = snapshot(twins)
     for t in (again, twins):
         train_together(t, pairs(), torch.optim.Adam(t.parameters(), 1e-2))
@@ -411,27 +409,26 @@ def test_calls_that_need_clean_twins_are_refused_inside_a_block(call: Any) -> No
     call(twins)
 
 
-def test_a_subclass_of_twins_cannot_be_stacked() -> None:
+def test_a_subclass_of_twins_can_be_stacked() -> None:
     class Mine(Twins):
         pass
 
-    class Passing(Twins):
-        def __init__(self, model: nn.Module) -> None:
-            super().__init__(model, stacked=True)
-
-    with pytest.raises(TypeError, match="stacked=True makes twins of a class of its own, so Mine cannot have it"):
-        Mine(mlp(), stacked=True)
-    with pytest.raises(TypeError, match="stacked=True makes twins of a class of its own, so Passing cannot have it"):
-        Passing(mlp())
-    assert type(Mine(mlp())) is Mine
-    assert type(Twins(mlp(), stacked=False)) is Twins
+    twins = Mine(mlp(), stacked=True)
+    assert type(twins) is Mine
+    assert [len(y) for y in twins(torch.ones(3, 4), torch.ones(2, 4))] == [3, 2]
 
 
-@pytest.mark.parametrize("options", [{}, {"stacked": False}])
-def test_the_class_of_stacked_twins_makes_no_other_kind(options: Any) -> None:
-    with pytest.raises(TypeError, match=r"so Stacked cannot have it: call Twins\(model, stacked=False\)"):
-        Stacked(mlp(), **options)
-    assert type(Stacked(mlp(), stacked=True)) is Stacked
+def test_both_kinds_of_twins_show_their_weights_in_one_form() -> None:
+    apart, together = Twins(mlp(), 3), stacked(replicas=3)
+    assert {n: w.shape for n, w in apart.weights().items()} == {n: w.shape for n, w in together.weights().items()}
+    for twins in (apart, together):
+        twins.partition.sigma.fill_(0.1)
+        clean = twins.weights()["0.weight"]
+        with twins.sampled(generator=seeded(1)):
+            assert (twins.weights()["0.weight"] - clean).std().item() == pytest.approx(0.1, rel=0.5)
+        assert [type(m) for m in twins.unstack()] == [nn.Sequential] * 3
+        twins.unstack()[0][0].weight.data.zero_()
+        assert_same_bits(twins.weights()["0.weight"], clean)
 
 
 def test_weights_that_are_not_finite_stop_the_run() -> None:
@@ -471,3 +468,78 @@ def test_a_buffer_made_in_forward_is_refused() -> None:
     twins(x, x)
     with pytest.raises(RuntimeError, match="buffer 'seen' was made after the twins were"):
         twins(x, x)
+
+
+# --- which models are a chain
+
+
+class Doubled(nn.Linear):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(input)
+
+
+def hooked() -> nn.Module:
+    model = mlp()
+    model[1].register_forward_hook(lambda module, inputs, output: 2 * output)
+    return model
+
+
+def patched() -> nn.Module:
+    model = mlp()
+    model[0].forward = lambda x: x  # type: ignore[method-assign]
+    return model
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Sequential(nn.Linear(4, 4), nn.Softmax(1)),
+        nn.Sequential(nn.Linear(4, 4), nn.PReLU()),
+        nn.Sequential(nn.Flatten(0), nn.Linear(4, 4)),
+        nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)),
+        nn.Sequential(mlp(), Doubled(3, 3)),
+        hooked(),
+        patched(),
+        nn.Conv2d(1, 1, 1),
+    ],
+)
+def test_what_mixes_entries_or_does_more_than_its_class_is_no_chain(model: nn.Module) -> None:
+    assert Chain.of(model, list(model.parameters())) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "taken"),
+    [
+        (mlp(), [torch.zeros(2, 4), torch.zeros(3, 4)], True),
+        (mlp(), [torch.zeros(2, 5, 4), torch.zeros(2, 5, 4)], False),
+        (nn.Sequential(nn.Flatten(), mlp()), [torch.zeros(2, 2, 2), torch.zeros(2, 2, 2)], True),
+        (nn.Sequential(nn.Flatten(), mlp()), [torch.zeros(2, 2, 2), torch.zeros(2, 1, 4)], False),
+        (mlp(), [torch.zeros(4), torch.zeros(4)], False),
+        (mlp(), [torch.zeros(2, 4), torch.zeros(2, 4, dtype=torch.float64)], False),
+        (mlp(), [(torch.zeros(2, 4),), torch.zeros(2, 4)], False),
+    ],
+)
+def test_a_chain_takes_batches_of_rows(model: nn.Module, inputs: list[Any], taken: bool) -> None:
+    chain = Chain.of(model, list(model.parameters()))
+    assert chain is not None
+    assert chain.takes(inputs) == taken
+
+
+def test_each_model_of_the_stack_runs_on_its_own_input() -> None:
+    models = [mlp(seed=s) for s in range(3)]
+    inputs = [torch.randn(n, 4, generator=seeded(n)) for n in (5, 2, 5)]
+    chain = Chain.of(models[0], list(models[0].parameters()))
+    assert chain is not None
+    weights = [torch.stack(same) for same in zip(*(m.parameters() for m in models), strict=True)]
+    torch.testing.assert_close(chain.run(inputs, weights), tuple(m(x) for m, x in zip(models, inputs, strict=True)))
+
+
+def test_frozen_weights_and_biases_run_as_they_are() -> None:
+    from twinboot import Twins
+
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3), nn.ReLU(), nn.Linear(3, 2))
+    for frozen in (model[0].bias, model[2].weight, model[2].bias):
+        frozen.requires_grad_(False)
+    x = torch.randn(5, 4)
+    for output in Twins(model, stacked=True)(x, x):
+        torch.testing.assert_close(output, model(x))

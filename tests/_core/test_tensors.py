@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from loops import mlp, seeded, snapshot
 
 from twinboot import Twins
-from twinboot._core import pieces
+from twinboot._core import tensors
 from twinboot.resets import MODES
 
 SHAPES = st.lists(st.integers(1, 6), min_size=0, max_size=3)
@@ -19,8 +19,8 @@ SHAPES = st.lists(st.integers(1, 6), min_size=0, max_size=3)
 @given(shape=SHAPES, most=st.integers(1, 40))
 def test_pieces_are_rows_of_the_tensor_itself_and_no_larger_than_need_be(shape: list[int], most: int) -> None:
     t = torch.arange(math.prod(shape)).view(shape)
-    with mock.patch.object(pieces, "AT_ONCE", most):
-        found = pieces.split(t)
+    with mock.patch.object(tensors, "AT_ONCE", most):
+        found = tensors.split(t)
     assert torch.equal(torch.cat(list(found)) if t.ndim else found[0], t)
     assert all(piece.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for piece in found)
     row = math.prod(shape[1:])
@@ -32,9 +32,9 @@ def test_pieces_are_rows_of_the_tensor_itself_and_no_larger_than_need_be(shape: 
 def test_copies_are_filled_as_their_pieces_are(shape: list[int], most: int) -> None:
     generator, other = seeded(1), seeded(1)
     whole = torch.zeros(2, *shape)
-    with mock.patch.object(pieces, "AT_ONCE", most):
-        pieces.fill_copies_by_piece_(whole, lambda t: [t.normal_(generator=generator)].clear())
-        drawn = [torch.empty(2, *piece.shape).normal_(generator=other) for piece in pieces.split(whole[0])]
+    with mock.patch.object(tensors, "AT_ONCE", most):
+        tensors.fill_copies_by_piece_(whole, lambda t: [t.normal_(generator=generator)].clear())
+        drawn = [torch.empty(2, *piece.shape).normal_(generator=other) for piece in tensors.split(whole[0])]
     assert torch.equal(whole, torch.cat(drawn, 1) if shape else drawn[0])
 
 
@@ -42,7 +42,7 @@ def test_copies_are_filled_as_their_pieces_are(shape: list[int], most: int) -> N
 def test_sigma_and_resets_do_not_depend_on_the_pieces_but_for_rounding_and_draws(groups: str) -> None:
     found = []
     for most in (10, 2**20):
-        with mock.patch.object(pieces, "AT_ONCE", most):
+        with mock.patch.object(tensors, "AT_ONCE", most):
             twins = Twins(mlp(), groups=groups if groups != "all" else lambda name, p: "all")
             with torch.no_grad():
                 for p in twins.parameters():

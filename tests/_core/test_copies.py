@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from twinboot import Estimate, Twins
-from twinboot._core.replicate import Places, mean, replicate
+from twinboot._core.copies import Places, replicate
+from twinboot._core.tensors import mean
 
 
 class Quantized(nn.Parameter):

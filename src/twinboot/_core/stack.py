@@ -1,0 +1,228 @@
+"""Twins with stacked weights: each parameter is held once, with a dimension for the twins in front.
+
+A step then costs less. The optimizer has as many tensors as for one model. The noise is added in the forward pass to
+weights that stay clean, so nothing has to be put back, and a backward pass or an optimizer step may come inside the
+block or after it. A chain of linear layers and elementwise functions runs all twins at once, as batched matrix
+products. Any other model runs twin by twin on slices of the stack: `torch.func.vmap` would save nothing on a CPU and
+cannot run every model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.utils.rnn import pad_sequence
+
+from .copies import Places, Store, call, replicate, require_one_each
+from .noise import filler
+
+if TYPE_CHECKING:
+    from ..groups import Partition
+
+# They treat each entry alone, so twins and rows may lie in one tensor. Only these very classes: a subclass may differ.
+_ELEMENTWISE = {
+    *(nn.Identity, nn.Dropout, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish),
+    *(nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish),
+}
+
+
+class Stack(Store):
+    """Twins in one stack of weights.
+
+    Parameters have the model's own names and the shape [twins, ...]. An optimizer that treats each entry alone (SGD,
+    Adam and its relatives, RMSprop) trains them as it would separate twins; what takes the norm of a whole tensor, as
+    clipping does, takes it over all twins. Some models need separate twins: those that checkpoint activations, which
+    run again in the backward pass, when the weights are back in the stack; that make buffers, hooks or layers after
+    the twins were built; that change their own weights as they run; or that are called from several threads at once.
+    What a model keeps in plain attributes, all twins share.
+    """
+
+    name = "stack"
+
+    def hold(self, model: nn.Module) -> None:
+        self._names = list(self.partition.parameter_shapes)
+        self.module = _changed(model, self._names, lambda t: torch.stack([t] * self.replicas))
+        self._places = Places(self.module, self._names)
+        self._buffer_names = {name for name, _ in self.module.named_buffers()}
+        self._chain = Chain.of(self.module, self._places.read())
+        self._kept: _Slices | None = None
+        self._noise: list[Tensor] = []  # of the block that is open
+
+    def __len__(self) -> int:
+        return self.replicas
+
+    @property
+    def twins(self) -> NoReturn:  # type: ignore[override]
+        raise TypeError(
+            "stacked twins run together: call twins(x1, x2), which gives the output of each; for plain models that "
+            "show what each twin is now, call twins.unstack()."
+        )
+
+    def run(self, *inputs: Any) -> tuple[Any, ...]:
+        require_one_each(inputs, self)
+        weights = self.stacked_weights()
+        if self._chain is not None and self._chain.takes(inputs):
+            return self._chain.run(inputs, weights)
+        named = dict(zip(self._names, weights, strict=True)) | self._buffers()
+        slices = zip(*(t.unbind() for t in named.values()), strict=True)
+        twins = (partial(_call_with, self.module, dict(zip(named, own, strict=True))) for own in slices)
+        return tuple(call(twin, x) for twin, x in zip(twins, inputs, strict=True))
+
+    def weights(self) -> list[list[Tensor]]:
+        return self._slices().by_twin
+
+    def stacked_weights(self) -> list[Tensor]:
+        weights = self._places.read()
+        if self._noise:
+            # Not torch._foreach_add: it would keep the noise for the backward pass, and the next block draws in its
+            # place.
+            weights = [w + e for w, e in zip(weights, self._noise, strict=True)]
+        return weights
+
+    def models(self) -> list[nn.Module]:
+        return [_changed(self.module, self._names, lambda t, b=b: t[b].clone()) for b in range(self.replicas)]  # type: ignore[misc]
+
+    @property
+    def inside(self) -> bool:
+        return bool(self._noise)
+
+    @contextmanager
+    def noisy(self, twins: nn.Module, scale: float, seed: int, generator: torch.Generator | None) -> Iterator[None]:
+        slices = self._slices()
+        slices.fill(seed, generator)
+        sigma = slices.sigma if scale == 1.0 else None
+        torch._foreach_mul_(slices.noise, sigma or self.partition.expand(slices.noise, scale))
+        try:
+            self._noise.extend(slices.noise)
+            yield
+        finally:
+            self._noise.clear()
+
+    def gradients(self) -> list[list[Tensor]]:
+        used = [p.grad.unbind() for p in self._places.read() if p.grad is not None]
+        return [list(own) for own in zip(*used, strict=True)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_kept": None}
+
+    def _buffers(self) -> dict[str, Tensor]:
+        found = dict(self.module.named_buffers())
+        if new := sorted(found.keys() - self._buffer_names):
+            raise RuntimeError(
+                f"buffer {new[0]!r} was made after the twins were: use Twins(model) without stacked=True."
+            )
+        return found
+
+    def _slices(self) -> _Slices:
+        weights = self._places.read()
+        where = [self.partition.sigma.data_ptr(), *[w.data_ptr() for w in weights]]
+        if self._kept is None or self._kept.where != where:
+            with torch.inference_mode(False):  # they outlive such a mode
+                self._kept = _Slices(where, weights, self.partition)
+        return self._kept
+
+
+class _Slices:
+    """The part of each twin in the stacks of weights, room for noise like it, and sigma, for as long as they stay where
+    they are: to make so many views anew in each step would cost as much as drawing the noise of a small model."""
+
+    def __init__(self, where: list[int], weights: Sequence[Tensor], partition: Partition) -> None:
+        self.where = where
+        self.noise = [torch.empty_like(w, requires_grad=False) for w in weights]
+        self.sigma = partition.views(self.noise)
+        self.by_twin = self._split(weights)
+        self.fill = filler(self._split(self.noise))
+
+    @staticmethod
+    def _split(stacks: Sequence[Tensor]) -> list[list[Tensor]]:
+        return [list(slices) for slices in zip(*(t.detach().unbind() for t in stacks), strict=True)]
+
+
+def _changed(model: nn.Module, names: Sequence[str], change: Callable[[Tensor], Tensor]) -> nn.Module:
+    """A copy of the model with changed weights, those that are named, and changed buffers."""
+    weights = {id(p): nn.Parameter(change(p.detach())) for p in Places(model, names).read()}
+    [made] = replicate(model, replace={**weights, **{id(b): change(b) for b in model.buffers()}})
+    return made
+
+
+def _call_with(module: nn.Module, tensors: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
+    given = dict(tensors)
+    output = functional_call(module, tensors, args, kwargs)  # which puts into the dict what the module replaced
+    for name, t in tensors.items():
+        if t is not given[name]:
+            given[name].data.copy_(t)
+    return output
+
+
+class Chain:
+    """Linear layers and elementwise functions one after another, for all twins at once.
+
+    The rows of the batches are columns here: W x + b. So gradients come in the layout of W, without a copy.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module], trained: Sequence[Tensor]) -> None:
+        index = {id(p): i for i, p in enumerate(trained)}
+        self.flatten = bool(modules) and isinstance(modules[0], nn.Flatten)  # after it there is nothing to flatten
+        self.steps = [
+            (m, index.get(id(m.weight)), index.get(id(m.bias))) if isinstance(m, nn.Linear) else (m, None, None)
+            for m in modules
+            if not isinstance(m, nn.Flatten)
+        ]
+
+    @classmethod
+    def of(cls, model: nn.Module, trained: Sequence[Tensor]) -> Chain | None:
+        """The model as a chain, or None where it is more than that."""
+        modules = _in_a_row(model)
+        return None if modules is None else cls(modules, trained)
+
+    def takes(self, inputs: Sequence[Any]) -> bool:
+        """Whether these are batches of rows, which may differ in their number."""
+        return all(
+            isinstance(x, Tensor)
+            and (x.ndim == 2 or (x.ndim > 2 and self.flatten))
+            and x.shape[1:] == inputs[0].shape[1:]
+            and x.dtype == inputs[0].dtype
+            for x in inputs
+        )
+
+    def run(self, inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        rows = [len(x) for x in inputs]
+        equal = min(rows) == max(rows)
+        # Rows do not mix, so zeros may fill up a shorter batch; they are cut off again.
+        h = torch.stack(inputs) if equal else pad_sequence(inputs, batch_first=True)  # type: ignore[arg-type]
+        h = h.flatten(2).mT
+        for module, w, b in self.steps:
+            if isinstance(module, nn.Linear):
+                weight = module.weight.expand(len(rows), -1, -1) if w is None else weights[w]
+                if module.bias is None:
+                    h = weight.bmm(h)
+                else:
+                    bias = module.bias.expand(len(rows), -1) if b is None else weights[b]
+                    h = torch.baddbmm(bias.unsqueeze(2), weight, h)
+            else:
+                h = module(h)
+        outputs = h.mT.contiguous()
+        # What unbind gives can't be changed in place, and PyTorch says so; slices would cost a twin step 2 % more.
+        return outputs.unbind() if equal else tuple(outputs[b, :n] for b, n in enumerate(rows))
+
+
+def _in_a_row(model: nn.Module) -> list[nn.Module] | None:
+    """The modules through which an input goes one after another; None where one of them is of another kind."""
+    if "forward" in vars(model) or any(hooks for name, hooks in vars(model).items() if name.endswith("_hooks")):
+        return None  # someone expects the module itself to be called
+    if type(model) is nn.Sequential:
+        parts = [_in_a_row(child) for child in model]
+        return None if None in parts else [m for part in parts for m in part or ()]
+    if type(model) in {nn.Linear, *_ELEMENTWISE} or _flattens(model):
+        return [model]
+    return None
+
+
+def _flattens(model: nn.Module) -> bool:
+    return type(model) is nn.Flatten and (model.start_dim, model.end_dim) == (1, -1)
