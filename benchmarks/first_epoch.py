@@ -24,7 +24,6 @@ from twinboot.experiments import datasets, networks
 from twinboot.training.optimizers import adam
 
 BATCH, RATE, WIDTH = 64, 0.001, 0.25  # as in `twinboot images`
-DISTINCT = 40  # of 64 draws
 LOOK, LOOKS, JUDGES = 98, 8, 1000  # steps between looks, their number, and unseen images that judge
 SEEDS = (0, 1)
 KINDS = {"none": resets.never(), "early": resets.growing(10, 1.1, most=LOOK * LOOKS)}
@@ -34,7 +33,7 @@ def descend(images: datasets.Images, seed: int, due: resets.Schedule) -> Iterato
     """The loss of the mean of the twins, and their own mean loss, after each so many steps."""
     x, y = datasets.standardised(images.train_x, datasets.moments_of(images.train_x)), images.train_y
     bootstrap = Bootstrap(len(y), seed=seed)
-    loader = PairedLoader(TensorDataset(x, y), bootstrap, DISTINCT, "counts", seed=seed)
+    loader = PairedLoader(TensorDataset(x, y), bootstrap, BATCH, "counts", seed=seed)
     network = networks.vgg16(10, width=WIDTH, seed=seed)
     network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     twins = Twins(network, seed=seed)

@@ -112,6 +112,9 @@ class Plain:
             yield
 
 
+DISTINCT = 0.632  # share of a bootstrap sample: batches of twins and of a plain model have equally many samples
+
+
 class Twin:
     """The README's loops."""
 
@@ -119,7 +122,7 @@ class Twin:
         torch.manual_seed(0)
         self.twins = Twins(case.model(), stacked=stacked)
         self.optimizer = torch.optim.Adam(self.twins.parameters(), 1e-3)
-        self.loader = PairedLoader(data, Bootstrap(len(data)), BATCH, "counts")
+        self.loader = PairedLoader(data, Bootstrap(len(data)), round(BATCH / DISTINCT), "counts")
         self.compiled: Any = torch.compile(self.twins)
 
     def step(self, pair: Any) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from twinboot import Blocks, Estimate, Twins, fit
+from twinboot import Blocks, Estimate, Protocol, Twins, fit
 from twinboot.training.checkpoints import Checkpoints
 
 from .contents import digest, files_in, told
@@ -127,7 +127,7 @@ def training(name: str, folder: Path, **options: Any) -> Any:
     x, y = torch.randn(24, 2, 5), torch.arange(24) % 3
     model = normed() if name == "normed" else nn.Sequential(nn.Flatten(), nn.Linear(10, 4), nn.ReLU(), nn.Linear(4, 3))
     if name == "normed":
-        options |= {"optimizer": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), "groups": "unit"}
+        options |= {"optimizer": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), "protocol": Protocol(groups="unit")}
         options |= {"scheduler": lambda o: torch.optim.lr_scheduler.StepLR(o, 1, 0.5)}
     return fit(model, TensorDataset(x, y), epochs=2, batch_size=8, checkpoint=folder, progress=False, **options)
 

@@ -31,6 +31,7 @@ from twinboot import (
     Inversion,
     PairedLoader,
     Prediction,
+    Protocol,
     Twins,
     fit,
     invert,
@@ -291,6 +292,12 @@ def core() -> list[Target]:
         ),
         Target("PairedLoader.load_state_dict", continued, lambda: {"state": loader().state_dict()}),
         Target("fit", trained, lambda: {"model": net(), "dataset": labelled(), **FIT}, fit, (*OF_LOADERS, "lr")),
+        Target(
+            "Protocol",
+            lambda **a: fit(net(), labelled(), protocol=Protocol(**a), **FIT).estimate,  # type: ignore[arg-type]
+            dict,
+            Protocol.__init__,
+        ),
         Target("fit, of values", trained, _of_values, fit, OF_LOADERS),
         Target("Fit", Fit, _fit, finite=False),
         Target(
@@ -370,7 +377,7 @@ def _prediction() -> dict[str, Any]:
 
 def _of_values() -> dict[str, Any]:
     data = torch.utils.data.TensorDataset(rows(), rows())
-    return {"model": net(4), "dataset": data, "loss": "gaussian", "mode": "centered", "resample": "draws", **FIT}
+    return {"model": net(4), "dataset": data, "loss": "gaussian", "protocol": Protocol(mode="centered"), **FIT}
 
 
 def _fit() -> dict[str, Any]:

@@ -22,7 +22,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
 from torch.utils.data import TensorDataset
 
-from twinboot import Bootstrap, Estimate, fit, resets
+from twinboot import Bootstrap, Estimate, Protocol, fit, resets
 
 from .contents import digest, estimate, files_in, half_written, network, told
 from .trials import DiedError, Record, Trial, forked, start, stop
@@ -75,7 +75,7 @@ def options(**given: Any) -> Work:
 
 
 def normed(folder: Path, seed: int) -> Any:
-    return training(folder, seed, between=(nn.BatchNorm1d(8), nn.Dropout(0.3)), groups="unit")
+    return training(folder, seed, between=(nn.BatchNorm1d(8), nn.Dropout(0.3)), protocol=Protocol(groups="unit"))
 
 
 def split(folder: Path, seed: int) -> Any:
@@ -110,20 +110,22 @@ def experiment(folder: Path, seed: int) -> Any:
 
 FITS: dict[str, Work] = {
     "fit, counts": options(),
-    "fit, draws, one checkpoint kept": options(resample="draws", keep=1),
+    "fit, draws": options(protocol=Protocol(resample="draws")),
     "fit, BatchNorm and dropout": normed,
     "fit, a scheduler and momentum": options(
         optimizer=lambda p: torch.optim.SGD(p, 0.05, momentum=0.9),
         scheduler=lambda o: CosineAnnealingLR(o, EPOCHS),
-        mode="centered",
+        protocol=Protocol(mode="centered"),
     ),
     "fit, a rate that falls on a plateau": options(scheduler=lambda o: ReduceLROnPlateau(o, patience=0)),
-    "fit, pooled gradients": options(pooled=0.7, noise=2.0),
+    "fit, pooled gradients": options(protocol=Protocol(pooled=0.7, noise=2.0)),
     "fit, patience": options(patience=2, optimizer=lambda p: torch.optim.Adam(p, 0.1)),
     "fit, a split": split,
     "fit, three twins that see all": covered,
     "fit, a variance, resets by steps": options(
-        loss="gaussian", outputs=4, reset=resets.steps(resets.growing(2, 1.5)), average=math.inf
+        loss="gaussian",
+        outputs=4,
+        protocol=Protocol(reset=resets.steps(resets.growing(2, 1.5)), average=math.inf),
     ),
     "fit, a log": logged,
 }

@@ -7,10 +7,10 @@ from .distributed.apart import Apart
 from .estimate.estimate import Estimate
 from .estimate.prediction import Prediction
 from .groups import Blocks
-from .inverse.inversion import Inversion
-from .inverse.invert import invert
+from .inverse.invert import Inversion, invert
 from .inverse.operators import Dense
 from .training.fit import Fit, fit
+from .training.protocol import Protocol
 from .twins import Twins, pool_gradients
 
 __version__ = "0.1.0"
@@ -25,6 +25,7 @@ __all__ = [
     "Inversion",
     "PairedLoader",
     "Prediction",
+    "Protocol",
     "Twins",
     "fit",
     "invert",

@@ -166,7 +166,7 @@ class steps:
     schedule: Schedule
 
     def __post_init__(self) -> None:
-        _require_schedule(self.schedule, "schedule")
+        require_schedule(self.schedule, "schedule")
 
     def __call__(self, count: int) -> bool:
         return self.schedule(count)
@@ -188,11 +188,15 @@ def is_due(schedule: Schedule, count: int) -> bool:
     return bool(answer)
 
 
+def require_schedule(given: Schedule, argument: str = "reset") -> None:
+    if not callable(given) or isinstance(given, type):
+        raise TypeError(f"{argument} must be a schedule such as twinboot.resets.every(1), not {shown(given)}.")
+
+
 def checked(reset: Schedule | None, usual: Schedule) -> Schedule:
-    """The schedule that was given, or else the usual one, which counts epochs or steps, as its caller does."""
     if reset is None:
         return usual
-    _require_schedule(reset)
+    require_schedule(reset)
     return reset
 
 
@@ -202,9 +206,9 @@ def steps_and_epochs(due: Schedule) -> tuple[Schedule, Schedule]:
 
 
 def usual(epoch: int) -> Schedule:
-    """That of `fit` and `TwinModule`, where an epoch has so many steps: after each epoch, as in the paper; in long ones
-    early at first, for twins of random weights part within some hundred steps, and their mean is then no network
-    (docs/first-epoch.md)."""
+    """The default of `fit` and `TwinModule`, by the number of steps in an epoch: a reset after each epoch, as in the
+    paper. In long epochs there are more at first: from random weights, twins diverge within a few hundred steps, and
+    their mean no longer works as a network (docs/first-epoch.md)."""
     return every(1) if epoch <= SHORT else steps(growing(first=10, factor=1.1, most=epoch))
 
 
@@ -213,11 +217,6 @@ def described(schedule: Schedule) -> str:
     if isinstance(schedule, steps):
         return f"steps({described(schedule.schedule)})"
     return repr(schedule) if isinstance(schedule, (every, at, growing, never)) else of_function(schedule)
-
-
-def _require_schedule(given: Schedule, argument: str = "reset") -> None:
-    if not callable(given) or isinstance(given, type):
-        raise TypeError(f"{argument} must be a schedule such as twinboot.resets.every(1), not {shown(given)}.")
 
 
 def _positive(schedule: str, argument: str, value: int) -> None:

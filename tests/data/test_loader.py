@@ -91,6 +91,22 @@ def test_counts_give_each_distinct_sample_once() -> None:
     assert work == (bootstrap.counts > 0).sum()
 
 
+@pytest.mark.parametrize("resample", ["draws", "counts"])
+@pytest.mark.parametrize(
+    ("kind", "seen", "of_draws", "of_counts"), [("multinomial", 1, 1, 0.632), ("split", 0.865, 0.5, 0.5)]
+)
+def test_an_epoch_has_the_steps_of_plain_training_with_the_same_batch_size(
+    kind: Any, seen: float, of_draws: float, of_counts: float, resample: Any
+) -> None:
+    n, data = 1000, TensorDataset(torch.arange(1000))
+    for batch_size in (25, 64):
+        loader = PairedLoader(data, Bootstrap(n, kind=kind), batch_size, resample)
+        assert len(loader) == pytest.approx(seen * n / batch_size, rel=0.07)
+        size = max(len(batch[0]) for pair in loader for batch in pair)
+        assert size == pytest.approx(batch_size * (of_draws if resample == "draws" else of_counts), abs=1)
+    assert len(PairedLoader(data, Bootstrap(n, kind=kind), n, resample)) == 1
+
+
 def test_bayesian_weights_come_with_counts_and_are_refused_with_draws() -> None:
     bootstrap = Bootstrap(30, kind="bayesian")
     [pair] = PairedLoader(TensorDataset(torch.arange(30)), bootstrap, 30, "counts")
@@ -124,7 +140,7 @@ def test_drop_last_leaves_only_full_batches(resample: Any) -> None:
     loader = PairedLoader(TensorDataset(torch.arange(100)), Bootstrap(100), 16, resample, drop_last=True)
     epoch = list(loader)
     assert len(epoch) == len(loader) > 0
-    assert {len(batch[0]) for pair in epoch for batch in pair} == {16}
+    assert {len(batch[0]) for pair in epoch for batch in pair} == {{"draws": 16, "counts": 10}[resample]}
     with pytest.raises(ValueError, match="drop_last leaves no batch: the twins have 100 samples, a batch 101"):
         PairedLoader(TensorDataset(torch.arange(100)), Bootstrap(100), 101, drop_last=True)
 
@@ -235,7 +251,7 @@ def test_state_continues_after_the_batch_that_came_last(workers: int, resample: 
     assert_same_bits([[list(b) for b in p] for p in rest], [[list(b) for b in p] for p in expected[stop:]])
     assert again.epoch == 5
     assert again.step == 0
-    assert steps in (3, 4)
+    assert steps == {"draws": 4, "counts": 5}[resample]  # 63 draws by 16, and 42 distinct ones by 10
 
 
 def test_an_iteration_that_is_finished_late_does_not_disturb_a_newer_one() -> None:

@@ -9,7 +9,7 @@ from loops import assert_same_bits, seeded
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from twinboot import Blocks, Bootstrap, Dense, Inversion, invert, resets
+from twinboot import Blocks, Bootstrap, Dense, Inversion, Protocol, invert, resets
 from twinboot.inverse.invert import _clearly_lower
 
 FAST = partial(torch.optim.Adam, lr=0.05)
@@ -46,7 +46,7 @@ def to_the_end(
         steps=steps,
         optimizer=partial(torch.optim.Adam, lr=0.1),
         decay=decay,
-        reset=resets.at(20),
+        protocol=Protocol(reset=resets.at(20)),
         stop=None,
         check=steps,
         seed=seed,
@@ -204,9 +204,8 @@ def test_fields_of_one_to_three_dimensions_have_blocks_of_three(shape: tuple[int
 @pytest.mark.parametrize("mode", ["sample", "mean", "centered"])
 def test_the_same_seed_gives_the_same_result_and_another_one_another(mode: Any) -> None:
     operator, _, observed = linear()
-    run = partial(
-        invert, lambda v: operator @ v, observed, torch.zeros(12), steps=60, reset=resets.every(20), mode=mode
-    )
+    protocol = Protocol(reset=resets.every(20), mode=mode)
+    run = partial(invert, lambda v: operator @ v, observed, torch.zeros(12), steps=60, protocol=protocol)
     assert_same_bits(run(seed=1).field, run(seed=1).field)
     assert not torch.equal(run(seed=1).field, run(seed=2).field)
 
@@ -227,8 +226,15 @@ def test_any_optimizer_finds_the_truth_of_a_good_problem(optimizer: Any) -> None
 
 def test_more_twins_and_other_groups() -> None:
     operator, truth, observed = linear(noise=0.01)
-    options: Any = {"replicas": 4, "groups": Blocks((1,)), "steps": 300, "optimizer": FAST, "decay": 0.99}
-    found = invert(lambda v: operator @ v, observed, torch.zeros(12), **options)
+    options: Any = {
+        "replicas": 4,
+        "protocol": Protocol(groups=Blocks((1,))),
+        "steps": 300,
+        "optimizer": FAST,
+        "decay": 0.99,
+    }
+    protocol = Protocol(groups=Blocks((1,)))
+    found = invert(lambda v: operator @ v, observed, torch.zeros(12), protocol=protocol, **options)
     assert found.bootstrap.counts.shape == (4, 60)
     assert len(found.sigma.unique()) == 12
     torch.testing.assert_close(found.field, truth, atol=0.05, rtol=0)
@@ -263,19 +269,25 @@ def test_noise_resets_and_the_start_matter() -> None:
         invert, lambda v: torch.tanh(operator @ v), observed.tanh(), stop=None, check=1, steps=30, optimizer=FAST
     )
     due = resets.every(10)
-    modes = [run(start, reset=due, mode=mode) for mode in ("mean", "sample", "centered")]
-    others = [run(start, reset=due, mode="mean", noise=0.0), run(start, reset=resets.never()), run(-start, reset=due)]
+    modes = [run(start, protocol=Protocol(reset=due, mode=mode)) for mode in ("mean", "sample", "centered")]
+    others = [
+        run(start, protocol=Protocol(reset=due, mode="mean", noise=0.0)),
+        run(start, protocol=Protocol(reset=resets.never())),
+        run(-start, protocol=Protocol(reset=due)),
+    ]
     found = [result.field for result in (*modes, *others)]
     assert all(not torch.equal(a, b) for i, a in enumerate(found) for b in found[:i])
     sigma = modes[0].history["sigma"]
     assert sigma[10] < sigma[9] / 2
-    first = run(start, steps=1, noise=0.0)
+    first = run(start, steps=1, protocol=Protocol(noise=0.0))
     assert (first.field - start).abs().max() <= 0.051  # one step of Adam from the user's own start
 
 
 def test_history_has_the_losses_of_a_step_done_by_hand() -> None:
     operator, _, observed = linear()
-    found = invert(lambda v: operator @ v, observed, torch.ones(12), steps=1, check=1, noise=0.0, stop=None)
+    found = invert(
+        lambda v: operator @ v, observed, torch.ones(12), steps=1, check=1, protocol=Protocol(noise=0.0), stop=None
+    )
     counts = found.bootstrap.counts
     squared = (operator @ torch.ones(12) - observed).square()
     assert found.history["train"] == [pytest.approx((counts * squared).sum(1).mean().item() / 60, rel=1e-5)]
@@ -344,7 +356,7 @@ def sometimes_nan(v: Tensor) -> Tensor:
         ({"forward": lambda v: v.detach().repeat(5)}, ValueError, "does not depend on the field"),
         ({"forward": lambda v: torch.ones(60)}, ValueError, "does not depend on the field"),
         ({"observed": torch.zeros(0)}, ValueError, "observed is empty: there is nothing to invert"),
-        ({"reset": 1}, TypeError, r"reset must be a schedule such as twinboot.resets.every\(1\), not 1"),
+        ({"protocol": Protocol(pooled=0.5)}, ValueError, "invert has no setting 'pooled': leave it out"),
         ({"observed": torch.zeros(60)}, ValueError, "zero everywhere"),
         ({"observed": torch.full((60,), torch.inf)}, ValueError, "not finite: remove"),
         ({"observed": torch.ones(60, dtype=torch.long)}, TypeError, "floating-point"),
@@ -352,7 +364,6 @@ def sometimes_nan(v: Tensor) -> Tensor:
         ({"forward": lambda v: v.abs().sqrt().repeat(5)}, FloatingPointError, "no finite derivative"),
         ({"decay": 2.0}, ValueError, "decay"),
         ({"initial": [0.0] * 12}, TypeError, "initial must be a tensor"),
-        ({"mode": "median"}, ValueError, "unknown reset mode 'median'"),
         ({"stop": "soon"}, ValueError, 'stop must be "unseen" or None'),
         ({"steps": 0}, ValueError, "at least 1"),
         ({"patience": 0}, ValueError, "patience must be at least 1, .*not 0 and 'unseen'"),
@@ -360,7 +371,7 @@ def sometimes_nan(v: Tensor) -> Tensor:
         ({"bootstrap": Bootstrap(60, replicas=3)}, ValueError, "3 replicas, but there are 2 twins"),
         ({"bootstrap": Bootstrap(50)}, ValueError, "resamples 50 measurements"),
         ({"bootstrap": Bootstrap(60, kind="bayesian")}, ValueError, "use stop=None"),
-        ({"groups": Blocks((3, 3))}, ValueError, "2 dimensions"),
+        ({"protocol": Protocol(groups=Blocks((3, 3)))}, ValueError, "2 dimensions"),
     ],
 )
 def test_bad_input_gets_one_sentence(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -413,7 +424,12 @@ def test_an_operator_may_differentiate_by_itself() -> None:
 def test_a_prior_may_be_a_number_of_any_kind() -> None:
     sigmas = [
         invert(
-            lambda v: v[:3].repeat(10), torch.ones(30), torch.zeros(6), prior=prior, steps=30, groups=Blocks((1,))
+            lambda v: v[:3].repeat(10),
+            torch.ones(30),
+            torch.zeros(6),
+            prior=prior,
+            steps=30,
+            protocol=Protocol(groups=Blocks((1,))),
         ).sigma
         for prior in (5.0, np.float32(5), torch.tensor(5.0))
     ]
@@ -432,3 +448,40 @@ def test_an_optimizer_that_returns_nothing_and_one_that_is_no_function() -> None
     assert all(map(math.isfinite, found.history["train"]))
     with pytest.raises(TypeError, match="optimizer must be a function that makes one"):
         invert(lambda v: operator @ v, observed, torch.zeros(12), optimizer=torch.optim.Adam([torch.zeros(1)]))  # type: ignore[arg-type]
+
+
+# --- what an inversion leaves
+
+
+def test_intervals_and_predictions_follow_sigma() -> None:
+    field, sigma = torch.tensor([1.0, -2.0]), torch.tensor([0.5, 0.25])
+    found = Inversion(field, sigma, 1, {}, Bootstrap(2, seed=1))
+    low, high = found.interval(0.9)
+    torch.testing.assert_close(high - field, 1.6449 * sigma, atol=1e-3, rtol=0)
+    torch.testing.assert_close(field - low, high - field)
+    draws = 4000
+    prediction = found.predict(lambda v: torch.stack([v.sum(), v[0] - v[1]]), samples=draws)
+    spread = math.sqrt(0.5**2 + 0.25**2)
+    assert (prediction.std - spread).abs().max() < 4 * spread / math.sqrt(2 * draws)
+    assert (prediction.mean - torch.tensor([-1.0, 3.0])).abs().max() < 4 * spread / math.sqrt(draws)
+    exact = found.predict(lambda v: v * 2, samples=0)
+    torch.testing.assert_close(exact.mean, field * 2)
+    assert not exact.std.any()
+
+
+def test_it_prints_as_one_line() -> None:
+    found = Inversion(torch.zeros(2, 3), torch.full((2, 3), 0.25), 40, {}, Bootstrap(2, seed=1))
+    assert repr(found) == "Inversion(field of shape (2, 3), sigma 0.25 in the rms, from step 40)"
+
+
+@pytest.mark.parametrize("samples", [1, -1])
+def test_a_spread_needs_two_samples(samples: int) -> None:
+    found = Inversion(torch.zeros(2), torch.ones(2), 1, {}, Bootstrap(2, seed=1))
+    with pytest.raises(ValueError, match="samples must be 0, for the field alone, or at least 2"):
+        found.predict(lambda v: v, samples)
+
+
+def test_an_operator_that_writes_leaves_the_result_as_it_is() -> None:
+    found = Inversion(torch.ones(2), torch.ones(2), 1, {}, Bootstrap(2, seed=1))
+    found.predict(lambda v: v.mul_(2), samples=0)
+    assert torch.equal(found.field, torch.ones(2))

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from twinboot import Bootstrap, Estimate, Fit, Twins, fit, resets
+from twinboot import Bootstrap, Estimate, Fit, Protocol, Twins, fit, resets
 from twinboot.experiments import datasets, networks
 from twinboot.training.checkpoints import Checkpoints
 
@@ -124,7 +124,15 @@ def test_a_batch_has_the_distinct_samples_of_its_draws_and_twins_that_divide_the
     bootstrap = Bootstrap(240, replicas, kind=kind, cover=True)
     for resample in ("counts", "draws") if kind == "split" else ("counts",):
         sizes.clear()
-        fit(Counting(4, 3), blobs(), epochs=1, batch_size=32, bootstrap=bootstrap, resample=resample, **QUIET)  # type: ignore[arg-type]
+        fit(
+            Counting(4, 3),
+            blobs(),
+            epochs=1,
+            batch_size=32,
+            bootstrap=bootstrap,
+            protocol=Protocol(resample=resample),
+            **QUIET,
+        )  # type: ignore[arg-type]
         assert abs(statistics.mode(sizes) - size) <= 1  # 32 (1 - 1 / e) = 20.2
         assert abs(len(sizes) / replicas - 240 / 32) <= 1 + 0.07 * 240 / 32  # and what is covered
 
@@ -136,7 +144,7 @@ def test_twins_that_divide_the_samples_keep_sigma_of_their_mean(cover: bool) -> 
         mlp(),
         blobs(),
         epochs=3,
-        average=math.inf,
+        protocol=Protocol(average=math.inf),
         bootstrap=Bootstrap(240, kind="split", cover=cover),
         callback=lambda epoch, estimate, twins: last.append(twins.partition.sigma.clone()),
         **QUIET,
@@ -189,7 +197,15 @@ def test_an_epoch_has_as_many_steps_with_counts_as_with_draws() -> None:
                 taken.append(1)  # noqa: B023 (it is of this turn)
                 return super().step(closure)
 
-        fit(mlp(), blobs(600), epochs=1, resample=kind, batch_size=32, progress=False, optimizer=Counting)  # type: ignore[arg-type]
+        fit(
+            mlp(),
+            blobs(600),
+            epochs=1,
+            protocol=Protocol(resample=kind),
+            batch_size=32,
+            progress=False,
+            optimizer=Counting,
+        )  # type: ignore[arg-type]
         steps[kind] = len(taken)
     assert steps["draws"] == 19  # 600 / 32
     assert abs(steps["counts"] - steps["draws"]) <= 1
@@ -205,7 +221,7 @@ def test_averaged_epochs_walk_less_and_each_by_itself_is_the_papers() -> None:
             own = twins.estimate().module[0].weight
             assert torch.equal(own, kept[power][-1]) == (power == math.inf or epoch == 1)  # noqa: B023
 
-        fit(mlp(), blobs(), epochs=12, callback=look, average=power, **QUIET)
+        fit(mlp(), blobs(), epochs=12, callback=look, protocol=Protocol(average=power), **QUIET)
     moves = {power: torch.stack(found).diff(dim=0)[-5:].norm() for power, found in kept.items()}
     assert moves[3.0] < moves[math.inf]
 
@@ -220,7 +236,7 @@ def test_noise_in_training_is_so_many_times_sigma(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Twins, "sampled", spy)
     for noise in (0.0, 1.0, 2.5):
         scales.clear()
-        fit(mlp(), blobs(), epochs=2, noise=noise, **QUIET)
+        fit(mlp(), blobs(), epochs=2, protocol=Protocol(noise=noise), **QUIET)
         assert set(scales) == {noise}
 
 
@@ -231,17 +247,26 @@ def test_a_step_with_pooled_gradients_moves_the_mean_as_ever_and_the_twins_less_
         def look(epoch: int, estimate: Estimate, twins: Twins, pooled: float = pooled) -> None:
             found[pooled] = nn.utils.parameters_to_vector(estimate.module.parameters()), twins.partition.sigma.clone()
 
-        one_step = {"optimizer": lambda p: torch.optim.SGD(p, 0.1), "batch_size": 240, "resample": "draws"}
-        fit(mlp(), blobs(), epochs=1, noise=0.0, pooled=pooled, callback=look, progress=False, **one_step)
+        one_step = {"optimizer": lambda p: torch.optim.SGD(p, 0.1), "batch_size": 240}
+        fit(
+            mlp(),
+            blobs(),
+            epochs=1,
+            protocol=Protocol(noise=0.0, pooled=pooled, resample="draws"),
+            callback=look,
+            progress=False,
+            **one_step,
+        )
     (mean, apart), (pooled_mean, pooled_apart) = found.values()
     torch.testing.assert_close(pooled_mean, mean)
     torch.testing.assert_close(pooled_apart, apart / 4)
 
 
 def test_a_reset_after_each_epoch_and_after_as_many_steps_are_the_same_bits() -> None:
-    options: dict[str, Any] = {"epochs": 4, "batch_size": 16, "resample": "draws", **QUIET}
-    by_epoch = fit(mlp(), blobs(), **options)
-    by_step = fit(mlp(), blobs(), reset=resets.steps(resets.every(240 // 16)), **options)
+    options: dict[str, Any] = {"epochs": 4, "batch_size": 16, **QUIET}
+    by_epoch = fit(mlp(), blobs(), protocol=Protocol(resample="draws"), **options)
+    in_steps = Protocol(resample="draws", reset=resets.steps(resets.every(240 // 16)))
+    by_step = fit(mlp(), blobs(), protocol=in_steps, **options)
     assert_same_bits(by_step.estimate.state_dict(), by_epoch.estimate.state_dict())
     assert without_time(by_step) == without_time(by_epoch)
 
@@ -262,11 +287,18 @@ def test_resets_within_epochs_come_after_the_steps_that_the_schedule_names(monke
     monkeypatch.setattr(Twins, "update", counting)
     monkeypatch.setattr(Twins, "reset", noted)
     schedule = resets.steps(resets.growing(4, 1.5, most=10))
-    fit(mlp(), blobs(), epochs=3, batch_size=16, resample="draws", reset=schedule, mode="centered", **QUIET)
+    fit(
+        mlp(),
+        blobs(),
+        epochs=3,
+        batch_size=16,
+        protocol=Protocol(resample="draws", reset=schedule, mode="centered"),
+        **QUIET,
+    )
     assert steps[0] == 45
     assert due == [4, 10, 19, 29, 39]
     assert set(modes) == {"centered"}
-    fit(mlp(), blobs(), epochs=2, batch_size=16, resample="draws", mode="mean", **QUIET)
+    fit(mlp(), blobs(), epochs=2, batch_size=16, protocol=Protocol(resample="draws", mode="mean"), **QUIET)
     assert due[5:] == [60, 75]
     assert modes[5:] == ["mean", "mean"]
 
@@ -283,7 +315,7 @@ def test_a_long_first_epoch_begins_with_more_resets_so_that_the_mean_of_the_twin
                 data,
                 epochs=1,
                 batch_size=8,
-                reset=reset,
+                protocol=Protocol(reset=reset),
                 seed=seed,
                 progress=False,
             )
@@ -296,7 +328,7 @@ def test_a_long_first_epoch_begins_with_more_resets_so_that_the_mean_of_the_twin
 def test_a_run_with_resets_within_epochs_goes_on_bit_for_bit(tmp_path: Path, schedule: resets.Schedule) -> None:
     def run(epochs: int, **options: Any) -> Fit:
         reset = resets.steps(schedule)
-        return fit(mlp(), blobs(), epochs=epochs, batch_size=16, reset=reset, **QUIET, **options)
+        return fit(mlp(), blobs(), epochs=epochs, batch_size=16, protocol=Protocol(reset=reset), **QUIET, **options)
 
     run(2, checkpoint=tmp_path)
     assert_same_bits(run(4, checkpoint=tmp_path).estimate.state_dict(), run(4).estimate.state_dict())
@@ -307,7 +339,7 @@ def test_counts_and_draws_both_find_a_line_without_noise() -> None:
     data = TensorDataset(x, x @ torch.tensor([1.0, -2.0, 0.5]))
     options: dict[str, Any] = {"epochs": 60, "progress": False, "optimizer": lambda p: torch.optim.Adam(p, 0.1)}
     for kind in ("draws", "counts"):
-        found = fit(nn.Linear(3, 1), data, "regression", resample=kind, **options).estimate.module
+        found = fit(nn.Linear(3, 1), data, "regression", protocol=Protocol(resample=kind), **options).estimate.module
         torch.testing.assert_close(found.weight, torch.tensor([[1.0, -2.0, 0.5]]), atol=0.02, rtol=0)
 
 
@@ -361,7 +393,7 @@ def test_statistics_of_batchnorm_do_not_depend_on_the_global_generators() -> Non
 def test_no_batch_is_too_small_for_batchnorm(batch_size: int, n: int) -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     for resample in ("draws", "counts"):
-        options: Any = {"batch_size": batch_size, "resample": resample, **QUIET}
+        options: Any = {"batch_size": batch_size, "protocol": Protocol(resample=resample), **QUIET}
         assert fit(model, blobs(n), epochs=1, **options).best_epoch == 1
 
 
@@ -380,7 +412,8 @@ def test_global_generators_and_the_model_stay_as_they_are() -> None:
 
 
 def scheduled(**options: Any) -> Fit:
-    settings: dict[str, Any] = {"epochs": 6, "batch_size": 32, "reset": resets.every(2), "seed": 3}
+    settings: dict[str, Any] = {"epochs": 6, "batch_size": 32, "seed": 3}
+    settings["protocol"] = Protocol(reset=resets.every(2))
     halve = lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)  # noqa: E731
     return fit(digits_net(), digits(), scheduler=halve, **QUIET, **settings | options)
 
@@ -439,10 +472,10 @@ def test_a_checkpoint_of_other_options_is_refused(tmp_path: Path) -> None:
             {"scheduler": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 4)},
             "'T_max' of the scheduler's settings was 2 and is 4 here",
         ),
-        ({}, {"reset": resets.never()}, r"reset was every\(interval=1\) and is never\(\) here"),
+        ({}, {"protocol": Protocol(reset=resets.never())}, r"reset was every\(interval=1\) and is never\(\) here"),
         (
-            {"reset": resets.steps(resets.every(2))},
-            {"reset": resets.steps(lambda step: step % 2 == 0)},
+            {"protocol": Protocol(reset=resets.steps(resets.every(2)))},
+            {"protocol": Protocol(reset=resets.steps(lambda step: step % 2 == 0))},
             r"reset was steps\(every\(interval=2\)\) and is steps\(<lambda> \(\w+\)\) here",
         ),
     ],
@@ -513,8 +546,8 @@ def test_a_checkpoint_without_what_a_run_needs_gets_a_sentence(tmp_path: Path) -
 
 @pytest.mark.parametrize("resample", ["draws", "counts"])
 def test_numbers_of_numpy_are_numbers(resample: Any) -> None:
-    numbers: Any = {"epochs": np.int64(2), "batch_size": np.int64(32), "patience": np.int64(1), "keep": np.int64(1)}
-    assert fit(mlp(), blobs(), resample=resample, **numbers, **QUIET).best_epoch in (1, 2)
+    numbers: Any = {"epochs": np.int64(2), "batch_size": np.int64(32), "patience": np.int64(1)}
+    assert fit(mlp(), blobs(), protocol=Protocol(resample=resample), **numbers, **QUIET).best_epoch in (1, 2)
 
 
 class Spoiled(Dataset[tuple[Tensor, Tensor]]):
@@ -623,15 +656,10 @@ def test_autocast_trains_too() -> None:
         ({"epochs": 2.0}, "epochs must be a whole number of at least 1, not 2.0"),
         ({"batch_size": 16.5}, "batch_size must be a whole number of at least 1, not 16.5"),
         ({"patience": 0}, "patience must be a whole number of at least 1, not 0"),
-        ({"keep": 0}, "keep must be a whole number of at least 1, not 0"),
         ({"scheduler": "cosine"}, "scheduler must be a function that makes one, such as lambda optimizer: StepLR"),
-        ({"noise": -1.0}, "noise must be a finite number of at least 0, not -1.0"),
-        ({"pooled": 1.5}, "is pooled must be below 1, not 1.5"),
-        ({"pooled": 1.0}, "is pooled must be below 1, not 1.0"),
-        ({"noise": math.nan}, "noise must be a finite number of at least 0, not nan"),
+        ({"noise": 0.5}, r"fit has no option 'noise': give protocol=Protocol\(noise=0.5\)"),
+        ({"protocol": {"noise": 0.5}}, r"protocol must be a Protocol, such as Protocol\(mode=\"centered\"\), not \{"),
         ({"loss": "mse"}, "unknown loss 'mse'"),
-        ({"resample": "all"}, "unknown resample 'all'"),
-        ({"mode": "sampled", "reset": resets.never()}, "unknown reset mode 'sampled'"),
         ({"dataset": TensorDataset(torch.zeros(0, 4), torch.zeros(0).long())}, "the dataset is empty"),
         ({"dataset": TensorDataset(torch.zeros(9, 4), torch.full((9,), 3))}, "label 3 is out of range"),
         ({"dataset": TensorDataset(torch.zeros(9, 4))}, "tuples of an input and a target"),
@@ -646,7 +674,6 @@ def test_autocast_trains_too() -> None:
         ({"learning_rate": 0.1}, "no option 'learning_rate': give optimizer=lambda p"),
         ({"share": (0, 1)}, "fit has no option 'share': it trains all twins on every rank"),
         ({"share": (0, 1), "twin": 0}, "fit has no option '(share|twin)': it trains"),
-        ({"reset": 1}, r"reset must be a schedule such as twinboot.resets.every\(1\), not 1"),
         ({"amp": "bf16"}, "amp must be a dtype, torch.bfloat16 or torch.float16, not 'bf16'"),
         ({"amp": torch.float32}, "amp must be a dtype, torch.bfloat16 or torch.float16, not torch.float32"),
         ({"device": "cudaa"}, "the device 'cudaa' can't be used: "),
@@ -721,9 +748,9 @@ def test_a_state_that_could_not_be_read_back_is_refused_before_it_is_kept(tmp_pa
             {"optimizer": lambda p: torch.optim.Adam(p, 0.02, weight_decay=0.1)},
             "settings was .*'weight_decay': '0'.* and",
         ),
-        ({"noise": 2.0}, "noise was 1.0 and is 2.0 here"),
-        ({"pooled": 0.5}, "pooled was 0.0 and is 0.5 here"),
-        ({"mode": "mean"}, "mode was sample and is mean here"),
+        ({"protocol": Protocol(noise=2.0)}, "noise was 1.0 and is 2.0 here"),
+        ({"protocol": Protocol(pooled=0.5)}, "pooled was 0.0 and is 0.5 here"),
+        ({"protocol": Protocol(mode="mean")}, "mode was sample and is mean here"),
         ({"epochs": 1}, "holds a run of more than 1 epochs"),
         ({"scheduler": lambda o: torch.optim.lr_scheduler.StepLR(o, 3)}, "scheduler was NoneType and is StepLR here"),
     ],

@@ -30,7 +30,10 @@ class PairedLoader:
         dataset: map-style, of as many samples as the bootstrap draws from. A `TensorDataset`, or a `Subset` of one, is
             indexed a whole batch at a time.
         bootstrap: who sees which sample how often.
-        batch_size: samples per twin and batch, in each process.
+        batch_size: the batch size of the plain training that the twins replace, in each process: an epoch has about
+            n / batch_size steps. With `"draws"` each twin gets batches of this size. With `"counts"` a batch has the
+            distinct samples among so many draws, about 63 %. Twins that divide the samples (`kind="split"`) divide
+            the batch, too.
         resample: `"draws"`: a sample that was drawn twice comes twice an epoch, as in the paper. `"counts"`: each
             distinct sample comes once, with its count as a weight: the last element of the batch, or the key "weight"
             if batches are mappings. Weights are counts scaled to a mean of 1 over the twin's sample, so that the loss
@@ -88,7 +91,7 @@ class PairedLoader:
         sizes = [len(s) for s in self._samples]
         # As many batches as the largest sample fills, but no more than the smallest has samples for all ranks: none may
         # be empty.
-        of_all = self._of_all = batch_size * self.share[1]
+        of_all = self._of_all = self._size() * self.share[1]
         self._length = min(sizes) // of_all if drop_last else min(-(-max(sizes) // of_all), min(sizes) // self.share[1])
         if self._length == 0:
             why = "drop_last leaves no batch" if drop_last else f"{self.share[1]} ranks cannot share a batch"
@@ -100,6 +103,19 @@ class PairedLoader:
             weights = (counts * scale).to(torch.get_default_dtype())[self._twins]
         self._fetch = _Fetch(dataset, weights, options.pop("collate_fn", None))
         self._loader = self.dataloader(**options) if options else None  # without any it would only cost time
+
+    def _size(self) -> int:
+        """How many samples a twin's batch has in each process."""
+        counts, size = self.bootstrap.counts, self.batch_size
+        if size >= self.bootstrap.n:  # full batches
+            return size
+        if self.bootstrap.kind == "split":
+            share = 1 / self.bootstrap.replicas
+        elif self.resample == "counts":
+            share = min(1.0, ((counts > 0).sum() / counts.sum()).item())
+        else:
+            return size
+        return max(min(2, size), round(size * share))  # BatchNorm has no statistics of one sample
 
     def dataloader(self, **options: Any) -> DataLoader[Any]:
         """For loops that must have a DataLoader: one of the steps that are left of the current epoch, each time that it
@@ -285,6 +301,10 @@ def _checked_twins(twin: int | None, share: tuple[int, int] | None, replicas: in
     return [twin]
 
 
+def require_resample(resample: str) -> None:
+    require_one_of(get_args(Resample), "resample", resample)
+
+
 def _check(dataset: Any, bootstrap: Bootstrap, batch_size: int, resample: str, options: Mapping[str, Any]) -> None:
     if isinstance(dataset, Bootstrap):
         raise TypeError("the dataset comes first: PairedLoader(dataset, bootstrap, batch_size).")
@@ -297,7 +317,7 @@ def _check(dataset: Any, bootstrap: Bootstrap, batch_size: int, resample: str, o
     if len(dataset) != bootstrap.n:
         raise ValueError(f"the dataset has {len(dataset)} samples, but the bootstrap draws from {bootstrap.n}.")
     require_whole("batch_size", batch_size, 1)
-    require_one_of(get_args(Resample), "resample", resample)
+    require_resample(resample)
     for option in ("sampler", "batch_sampler", "generator", "in_order"):
         if option in options:
             raise TypeError(f"{option} cannot be given: the bootstrap and the seed decide which sample comes when.")

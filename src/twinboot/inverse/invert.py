@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
@@ -19,12 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from .. import resets
-from .._core.checks import require_tensor, require_types
+from .._core import seeds
+from .._core.checks import require_tensor, require_types, require_whole
 from ..data.bootstrap import Bootstrap
-from ..groups import Blocks, Grouping
+from ..estimate.prediction import Moments, Prediction, combine, half_width
 from ..training import optimizers
+from ..training.protocol import INVERT, Protocol, blocks_of_three, complete
 from ..twins import Twins
-from .inversion import Inversion
 from .measurements import Weighted, see
 from .operators import Forward
 from .priors import floor
@@ -35,14 +37,11 @@ def invert(
     observed: Tensor,
     initial: Tensor,
     *,
-    groups: str | Grouping | None = None,
+    protocol: Protocol | None = None,
     replicas: int = 2,
     steps: int = 3000,
     optimizer: optimizers.Make | None = None,
     decay: float = 0.999,
-    reset: Callable[[int], bool] | None = None,
-    mode: resets.Mode = "centered",
-    noise: float = 1.0,
     batch_size: int | None = None,
     stop: Literal["unseen"] | None = "unseen",
     check: int = 10,
@@ -55,34 +54,31 @@ def invert(
     """Find the field behind measurements, and how uncertain each part of it is.
 
     Args:
-        forward: what would be measured of a field: a differentiable function of one tensor. The twins go through it
-            together by `torch.vmap`, so that an expensive operator is read once for both; one that vmap cannot
-            handle is called for each twin. One that has a method `rows(index)`, as `Dense` has, is called for each
-            twin with the measurements that this twin sees.
-        observed: the measurements, in the shape that `forward` gives. Its first axis is what the bootstrap resamples.
-        initial: where the search starts; an array of any number of dimensions.
-        groups: which entries share one sigma. By default blocks of three along each axis: `Blocks((3, 3))` in 2D.
-        replicas: how many twins.
-        steps: how many steps at most.
-        optimizer: a function that makes an optimizer for parameters (one tensor, [twins, ...]); by default Adam at
-            0.01, for a field whose values are of the order of 1.
-        decay: the learning rate is multiplied by this each step. Adam moves an entry by about rate / (1 - decay) at
-            most.
-        reset: after which steps the twins are reset; by default `resets.growing(50, 1.5)`.
-        mode: how: `"centered"`, `"mean"`, or `"sample"` as in the paper.
-        noise: scale of the noise on the field in training, in units of sigma; 0 for none.
-        batch_size: how many of its draws each twin takes in a step, by default all; needs an operator with `rows`.
-        stop: `"unseen"` keeps the state that predicts best what no twin saw, where better means by more than the
-            standard error of the difference; None keeps the last state.
-        check: steps between two looks at those.
-        patience: end the run when so many steps have brought no better state.
-        prior: how far a cell may lie from `initial` where nothing is measured, as a standard deviation; there sigma is
-            that, and elsewhere at least what such a prior leaves (see `priors.py`). `"found"`: as far as the cells of
-            the field that was found do, in the root mean square. By default sigma is the twins' distance alone, which
-            is too small where data are few or a run was stopped early.
-        bootstrap: who sees which measurement, if not the default: `Bootstrap(n, clusters=...)` keeps together what
-            belongs together. Its n is the length of the first axis of `observed`, or of the first axes together.
-        seed: of the resampling and all noise.
+        forward: the operator: a differentiable function that maps a field to measurements. The twins go through it
+            together by `torch.vmap`, so that an expensive operator is read once for both. If vmap cannot handle it, it
+            is called for each twin. If it has a method `rows(index)`, as `Dense` has, each twin computes only the
+            measurements in its bootstrap sample.
+        observed: the measurements, in the shape that `forward` returns. The bootstrap resamples its first axis.
+        initial: where the search starts; a tensor with any number of dimensions.
+        protocol: the settings of the method. By default `groups` are blocks of three along each axis (`Blocks((3, 3))`
+            in 2D), `reset` is `resets.growing(50, 1.5)`, which counts steps, and `mode` is `"centered"`.
+        replicas: the number of twins.
+        steps: the maximum number of steps.
+        optimizer: a function that makes an optimizer from parameters (one tensor, [twins, ...]); by default Adam with a
+            learning rate of 0.01, for a field whose values are of the order of 1.
+        decay: factor on the learning rate in each step. Adam moves an entry by at most about lr / (1 - decay).
+        batch_size: draws per twin and step, by default all; needs an operator with `rows`.
+        stop: `"unseen"` keeps the state that predicts the out-of-bag measurements best, where better means by more than
+            the standard error of the difference. None keeps the last state.
+        check: steps between two evaluations on those measurements.
+        patience: stop after this many steps without a better state.
+        prior: the standard deviation of a cell around `initial` where nothing is measured. Sigma is that value there,
+            and elsewhere at least what such a prior leaves (`inverse/priors.py`). `"found"` uses the root mean square
+            of the field that was found. By default sigma is the twins' distance alone, which is too small where there
+            are few data or a run was stopped early.
+        bootstrap: which twin sees which measurement; `Bootstrap(n, clusters=...)` keeps dependent measurements
+            together. Its n is the length of the first axis of `observed`, or of the first axes together.
+        seed: seeds the bootstrap and all noise.
         progress: called after each step with its number.
 
     >>> blur = torch.randn(60, 12, generator=torch.Generator().manual_seed(0))
@@ -90,11 +86,10 @@ def invert(
     >>> bool((result.field - 1).abs().max() < 0.1)
     True
     """
-    resets.require_mode(mode)
-    resets.checked(reset, resets.never())
     if isinstance(prior, Tensor) and prior.numel() == 1 and prior.is_floating_point() and not prior.is_meta:
         prior = prior.item()
     optimizers.require_function(optimizer)
+    protocol = complete(protocol, INVERT, "invert", without=("pooled", "resample", "average"))
     require_types(invert, locals())
     if stop not in ("unseen", None):
         raise ValueError(f'stop must be "unseen" or None, not {stop!r}.')
@@ -104,8 +99,8 @@ def invert(
         raise ValueError(f'prior must be above 0, "found" or None, not {prior!r}.')
     if patience is not None and (patience < 1 or stop is None):
         raise ValueError(f'patience must be at least 1, and goes with stop="unseen", not {patience} and {stop!r}.')
-    if not (0 < decay <= 1 and 0 <= noise < math.inf):
-        raise ValueError(f"decay must lie in (0, 1] and noise be 0 or more, not {decay} and {noise}.")
+    if not 0 < decay <= 1:
+        raise ValueError(f"decay must lie in (0, 1], not {decay}.")
     require_tensor("initial", initial)
     if not initial.is_floating_point() or not initial.numel():
         raise TypeError("initial must be a tensor of real floating-point numbers, with at least one.")
@@ -116,12 +111,11 @@ def invert(
     data = see(forward, observed, initial, bootstrap, batch_size, seed)
     if stop and not len(bootstrap.unseen):
         raise ValueError('every measurement is seen by some twin, so there is none for stop="unseen": use stop=None.')
-    groups = groups or (Blocks((3,) * initial.ndim) if initial.ndim else "tensor")
+    groups = protocol.groups or blocks_of_three(initial.ndim)
     twins = Twins(_Field(initial), replicas, groups, seed, stacked=True)
     [fields] = twins.parameters()
     stepper = optimizers.made(optimizer, [[fields]], rate=0.01)
     schedule = torch.optim.lr_scheduler.ExponentialLR(stepper, decay)
-    due = resets.checked(reset, resets.growing(50, 1.5))
     best = _Best(twins, fields)
 
     train = math.nan
@@ -133,7 +127,7 @@ def invert(
         return train
 
     for step in range(1, steps + 1):
-        with twins.sampled(noise):  # one draw, however often LBFGS asks within a step
+        with twins.sampled(protocol.noise):  # one draw, however often LBFGS asks within a step
             stepper.step(partial(loss, step))
         twins.update()
         if step % check == 0 or step == steps:
@@ -141,8 +135,8 @@ def invert(
             if patience is not None and step - best.step >= patience:
                 progress(step)
                 break
-        if step < steps and resets.is_due(due, step):
-            twins.reset(mode)
+        if step < steps and resets.is_due(protocol.reset, step):
+            twins.reset(protocol.mode)
         schedule.step()
         progress(step)
     sigma = best.sigma * bootstrap.scale
@@ -150,6 +144,54 @@ def invert(
         tau = _rms(best.field - initial) if prior == "found" else float(prior)
         sigma = torch.maximum(sigma, floor(best.field, data, twins.partition, tau, best.noise, seed))
     return Inversion(best.field, sigma, best.step, best.history, bootstrap, seed)
+
+
+@dataclass(frozen=True, eq=False)
+class Inversion:
+    """What was found: the field, and one standard deviation for each of its entries.
+
+    `history` maps "step", "train" (the mean loss of the noisy twins before the step), "unseen" (the loss of their mean,
+    after it, on measurements that neither saw) and "sigma" (of the twins, root mean square over the field) to one value
+    per check.
+    """
+
+    field: Tensor
+    sigma: Tensor
+    best_step: int
+    history: dict[str, list[float]]
+    bootstrap: Bootstrap
+    seed: int = 0
+
+    def __repr__(self) -> str:
+        sigma, step = self.sigma.square().mean().sqrt(), self.best_step
+        return f"Inversion(field of shape {tuple(self.field.shape)}, sigma {sigma:.3g} in the rms, from step {step})"
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """The central interval of each entry, under a normal distribution."""
+        half = half_width(level) * self.sigma
+        return self.field - half, self.field + half
+
+    def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
+        """Fields [samples, ...] from N(field, sigma^2)."""
+        require_whole("samples", samples, 0)
+        require_types(Inversion.sample, locals())
+        generator = generator or torch.Generator(self.field.device).manual_seed(seeds.derive(self.seed, "fields"))
+        drawn = torch.empty(samples, *self.field.shape, dtype=self.field.dtype, device=self.field.device)
+        return self.field + self.sigma * drawn.normal_(generator=generator)
+
+    @torch.no_grad()
+    def predict(self, operator: Forward, samples: int = 32) -> Prediction:
+        """What an operator would measure of the field: mean and spread over fields from N(field, sigma^2); with
+        `samples=0` of the field alone."""
+        require_types(Inversion.predict, locals())
+        if samples < 0 or samples == 1:
+            raise ValueError(f"samples must be 0, for the field alone, or at least 2, for a spread, not {samples!r}.")
+        moments = Moments("regression")
+        for field in self.sample(samples) if samples else [self.field.clone()]:
+            with torch.enable_grad():  # an operator may differentiate by itself
+                measured = operator(field)
+            moments.add(measured.detach()[None])
+        return combine([moments])
 
 
 class _Field(nn.Module):

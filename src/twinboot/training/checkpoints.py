@@ -36,9 +36,9 @@ class DamagedError(ValueError):
 
 
 class Checkpoints:
-    """`DIRECTORY/epoch-N.pt` for the last `keep` epochs."""
+    """`DIRECTORY/epoch-N.pt` for the last epochs."""
 
-    def __init__(self, directory: str | os.PathLike[str], keep: int) -> None:
+    def __init__(self, directory: str | os.PathLike[str], keep: int = 2) -> None:
         if keep < 1:
             raise ValueError(f"at least one checkpoint must be kept, not {keep}.")
         if not isinstance(directory, (str, os.PathLike)) or not os.fspath(directory):

@@ -13,14 +13,14 @@ from .._core import ranks
 from .._core.devices import check_is_due, moved, usable
 from .._core.randomness import alone, own_randomness
 from ..data.bootstrap import Bootstrap
-from ..data.loader import PairedLoader, Resample
+from ..data.loader import PairedLoader
 from ..estimate.estimate import Estimate
 from ..estimate.prediction import Task
 from ..estimate.statistics import layers
-from ..groups import Grouping
-from ..resets import Mode, Schedule, is_due
+from ..resets import Schedule, is_due
 from ..twins import Twins, pool_gradients
 from . import losses
+from .protocol import Protocol
 from .validation import ENOUGH, Judge
 
 NOT_FINITE = (
@@ -38,20 +38,17 @@ class Training:
         dataset: Any,
         loss: Task | losses.Loss,
         *,
+        protocol: Protocol,
         batch_size: int,
-        groups: str | Grouping,
-        resample: Resample,
         bootstrap: Bootstrap | None,
         seed: int,
-        noise: float = 1.0,
-        pooled: float = 0.0,
         device: str | int | torch.device | None = None,
         amp: torch.dtype | None = None,
         **options: Any,
     ) -> None:
         self.loss, self.classifies = losses.named(loss), loss == "classification"
         self.task: Task | None = loss if isinstance(loss, str) else None
-        self.twins = Twins(model, bootstrap.replicas if bootstrap else 2, groups, seed)
+        self.twins = Twins(model, bootstrap.replicas if bootstrap else 2, protocol.groups, seed)
         first = next(self.twins.parameters())
         self.device = usable(first.device if device is None else device)
         self.twins.to(self.device)
@@ -59,12 +56,10 @@ class Training:
         several = ranks.share()[1] > 1
         self.runners = [DistributedDataParallel(twin) if several else twin for twin in self.twins]
         self.dataset, self.seed, self.amp, self.batch_size = dataset, seed, amp, batch_size
-        self.noise, self.pooled = noise, pooled
+        self.protocol = protocol
         self.bootstrap = bootstrap or Bootstrap(len(dataset), seed=seed)
         self.judging = Judge(dataset, self.bootstrap, batch_size, seed, options)
-        drawn = resample == "draws" and self.bootstrap.kind != "split"
-        size = batch_size if drawn else distinct(self.bootstrap, batch_size)
-        self.loader = PairedLoader(dataset, self.bootstrap, size, resample, seed=seed, **options)
+        self.loader = PairedLoader(dataset, self.bootstrap, batch_size, protocol.resample, seed=seed, **options)
         self.judges = len(self.bootstrap.unseen) > 0
         if not self.judges and not (self.bootstrap.cover or self.bootstrap.kind == "bayesian"):
             raise ValueError(
@@ -78,7 +73,6 @@ class Training:
         stepper: torch.optim.Optimizer,
         scaler: torch.amp.GradScaler,
         due: Schedule,
-        mode: Mode,
     ) -> float:
         """One pass over the twins' samples; gives the mean loss of the noisy twins. `due` counts steps; a reset waits
         for the next one, so that what is judged after an epoch is the mean that was trained."""
@@ -87,16 +81,19 @@ class Training:
         before = (epoch - 1) * len(self.loader)
         for step, pair in enumerate(self.loader, start=1):
             if before + step > 1 and is_due(due, before + step - 1):
-                self.twins.reset(mode)
+                self.twins.reset(self.protocol.mode)
             stepper.zero_grad()
-            with own_randomness(self.device, self.seed, epoch, step, *ranks.own()), self.twins.sampled(self.noise):
+            with (
+                own_randomness(self.device, self.seed, epoch, step, *ranks.own()),
+                self.twins.sampled(self.protocol.noise),
+            ):
                 for twin, batch in zip(self.runners, pair, strict=True):
                     value = self._loss(twin, batch)
                     scaler.scale(value).backward()
                     total, number = total + value.detach(), number + 1
             if check_is_due(self.device, step):
                 self._require_finite(total, epoch, step)
-            pool_gradients(self.twins, self.pooled)
+            pool_gradients(self.twins, self.protocol.pooled)
             with alone():  # PyTorch goes through the hooks of all optimizers, of which `sampled` adds and removes one
                 scaler.step(stepper)
             scaler.update()
@@ -156,12 +153,3 @@ class Training:
             with own_randomness(self.device, self.seed, "statistics"):
                 # It changes nothing else that moves with a pass in training, as the vectors of spectral_norm do.
                 estimate.update_batchnorm(self.judging.seen_batches(at_most), lambda batch: tuple(batch[:-1]))
-
-
-def distinct(bootstrap: Bootstrap, draws: int) -> int:
-    """So many distinct samples are in a batch of so many draws, by their shares in the twins' samples: about 63 %. An
-    epoch then has as many steps with counts as with draws. Twins that divide the samples divide a batch, too."""
-    share = ((bootstrap.counts > 0).sum() / bootstrap.counts.sum()).item()
-    if bootstrap.kind == "split":
-        share = 1 / bootstrap.replicas
-    return max(min(2, draws), round(draws * min(1.0, share)))  # BatchNorm has no statistics of one sample

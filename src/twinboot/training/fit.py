@@ -1,12 +1,14 @@
-"""The ready-made loop: twins of a model on a dataset, judged after each epoch by the samples that no twin saw.
+"""The complete training loop: twins of a model on a dataset, validated by the out-of-bag samples.
 
 for each epoch:
     for each pair of batches: a reset if one is due by steps;
         noise, losses, gradients, a step, sigma                           (epoch.py)
-    the mean of the twins, averaged over the epochs                       (averaging.py)
-    its loss on the unseen samples; the best state is kept                (selection.py)
+    the mean of the twins, averaged over the epochs                       (selection.py)
+    its loss on the out-of-bag samples; the best state is kept            (selection.py)
     a reset if one is due
     a checkpoint                                                          (checkpoints.py)
+
+What makes up the method (groups, resets, noise, ...) is a `Protocol`     (protocol.py)
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -24,21 +26,20 @@ from torch.utils.data import DataLoader, Dataset
 
 from .. import resets
 from .._core import fingerprints, ranks, seeds
-from .._core.checks import require_known, require_number, require_types, require_whole, shown
+from .._core.checks import require_known, require_types, require_whole, shown
 from .._core.sharding import is_sharded
 from .._core.states import pack, require_same, unpack
 from ..data.bootstrap import Bootstrap
-from ..data.loader import PairedLoader, Resample, require_map_style
+from ..data.loader import PairedLoader, require_map_style
 from ..estimate.estimate import Estimate
 from ..estimate.prediction import Task
-from ..groups import Grouping
-from ..twins import Twins, require_share
+from ..twins import Twins
 from . import losses, optimizers
-from .averaging import POWER, Average
 from .checkpoints import Checkpoints
 from .epoch import Training
 from .logs import open_log, show, show_finished
-from .selection import Best
+from .protocol import FIT, Protocol, complete
+from .selection import Average, Selection
 
 MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 _OF_TRAINERS = {"accumulate_grad_batches", "gradient_accumulation_steps", "gradient_clip_val", "max_grad_norm"}
@@ -46,12 +47,11 @@ _OF_TRAINERS = {"accumulate_grad_batches", "gradient_accumulation_steps", "gradi
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """What training left: the estimate as it was best, how the run went, and who saw which sample.
+    """The result of `fit`: the best estimate, the history of the run, and the bootstrap.
 
-    `history` maps "epoch", "train" (mean loss of the noisy twins), "unseen" (loss of the mean model on the samples that
-    no twin saw), "accuracy" on those (classification only), "sigma_least", "sigma_most" (of the twins), "rate" (of
-    learning) and "seconds" to one value for each epoch. Where every sample is seen there is no "unseen" and no
-    "accuracy".
+    `history` has one value per epoch for each of "epoch", "train" (mean loss of the noisy twins), "unseen" (loss of the
+    mean model on the out-of-bag samples), "accuracy" (on those; classification only), "sigma_least" and "sigma_most"
+    (of the twins), "lr" and "seconds". "unseen" and "accuracy" are left out where the twins see every sample.
     """
 
     estimate: Estimate
@@ -69,76 +69,58 @@ def fit(
     dataset: Dataset[Any],
     loss: Task | losses.Loss = "classification",
     *,
+    protocol: Protocol | None = None,
     optimizer: optimizers.Make | None = None,
     scheduler: MakeScheduler | None = None,
     epochs: int = 30,
     batch_size: int = 64,
-    groups: str | Grouping = "layer",
-    reset: Callable[[int], bool] | None = None,
-    mode: resets.Mode = "sample",
-    noise: float = 1.0,
-    pooled: float = 0.0,
-    resample: Resample = "counts",
-    average: float = POWER,
     bootstrap: Bootstrap | None = None,
     seed: SupportsIndex = 0,
     device: str | int | torch.device | None = None,
     amp: torch.dtype | None = None,
     patience: int | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
-    keep: int = 2,
-    progress: bool = True,
     log: str | os.PathLike[str] | None = None,
+    progress: bool = True,
     callback: Callable[[int, Estimate, Twins], object] | None = None,
     **options: Any,
 ) -> Fit:
-    """Train twins of a model and keep the epoch that predicts best what no twin saw.
+    """Train twins of a model, and keep the epoch that predicts the out-of-bag samples best.
 
-    Started by `torchrun`, after `torch.distributed.init_process_group`, the ranks share the twins' batches, and all end
-    with the same estimate; the first one writes checkpoints and logs.
+    Under `torchrun`, after `torch.distributed.init_process_group`, the ranks share the twins' batches, and all return
+    the same estimate. The first rank writes checkpoints and logs.
 
     Args:
         model: any module. It is called with all elements of a batch but the last, which is the target.
-        dataset: map-style; a sample is (input, target), or (input, ..., target). What it does to samples at random it
-            does to those that no twin saw, too: augmentation for training alone belongs into the model, as a layer.
-        loss: `"classification"` (logits and labels), `"regression"` (squared error), `"gaussian"` (a mean and the
-            logarithm of a variance for each value), or a function of (output, target) with one value per sample, after
-            which `predict` has to be told its `task`.
-        optimizer: a function that makes one for parameters; by default Adam at 0.001.
-        scheduler: a function that makes one for the optimizer; it steps after each epoch. Where the rate falls
-            towards 0, take `mode="centered"` or `"mean"`: the last steps are too small to undo a sampling reset.
-        epochs: at most so many passes over the twins' samples.
-        batch_size: draws of each twin in a step, in each process. With counts a batch has the distinct ones of so many,
-            about 63 %, so that an epoch has as many steps as with draws; twins that divide the samples divide it, too.
-        groups: which weights share one sigma, as in `Twins`.
-        reset: after which epochs the twins are reset, or after which steps, counted over all epochs:
-            `resets.steps(resets.growing(10, 1.1, most=80))`. By default after each epoch, as in the paper; where an
-            epoch has more than 100 steps, as in this example, with an epoch for the longest interval.
-        mode: how: `"sample"` as in the paper, `"mean"` or `"centered"`.
-        noise: times sigma, that of the twins, is the noise on the weights in training; 1 in the paper.
-        pooled: the share of each twin's gradients that is the mean of all twins'; 0 in the paper. With Adam their mean
-            then learns faster, above all with small batches, and the twins part more slowly: sigma, and with it the
-            noise, is smaller until they have settled (`twinboot.pool_gradients`).
-        resample: `"counts"` or `"draws"`, as in `PairedLoader`: the same objective, the first with less work.
-        average: what is judged and kept is a mean over the epochs with weights s^average, as single ones walk with
-            each reset (`averaging.py`); `math.inf` takes each epoch by itself, as in the paper.
-        bootstrap: who sees which sample, if not the default. With `kind="split"` twins divide the samples, and an epoch
-            reads each once. With `cover=True` or `kind="bayesian"` the twins see all
-            of them, for a last training when all is chosen: nothing is judged, and the last epoch is what is kept.
-        seed: of the bootstrap, the order, all noise, and what the model itself draws, such as dropout.
+        dataset: map-style; a sample is (input, target) or (input, ..., target). Random transforms in the dataset apply
+            to the out-of-bag samples, too: put augmentation for training into the model, as a layer.
+        loss: `"classification"` (logits and labels), `"regression"` (squared error), `"gaussian"` (a mean and a
+            log-variance for each value), or a function of (output, target) that returns one value per sample; then
+            `predict` needs a `task`.
+        protocol: the settings of the method: groups, resets, noise, pooled gradients, resampling and weight averaging.
+            See `Protocol`.
+        optimizer: a function that makes an optimizer from parameters; by default Adam with a learning rate of 0.001.
+        scheduler: a function that makes a scheduler from the optimizer; it steps after each epoch. If the learning rate
+            falls to 0, use `Protocol(mode="centered")` or `"mean"`: the last steps are too small to undo a sampling
+            reset.
+        epochs: the maximum number of epochs.
+        batch_size: the batch size of the plain training that the twins replace, in each process, as in `PairedLoader`.
+        bootstrap: which twin sees which sample, by default `Bootstrap(len(dataset), seed=seed)`. With `kind="split"`
+            the twins divide the samples, and an epoch reads each sample once. With `cover=True` or `kind="bayesian"`
+            the twins see every sample: there is no validation, and the last epoch is kept.
+        seed: seeds the bootstrap, the order of the samples, all noise, and random layers of the model such as dropout.
         device: where to train; by default where the model is.
         amp: a dtype for `torch.autocast`, such as `torch.bfloat16`.
-        patience: stop when so many epochs have brought no better one.
-        checkpoint: a directory. After each epoch the whole state is written there, and a run that was killed goes on
-            from it, bit for bit as if it had not been. The model's code, the loss and all options must be as they were.
-            How many samples there are is compared, not what they are.
-        keep: so many checkpoints, the last ones.
-        progress: a line for each epoch on standard error.
-        log: a file.csv with the history, or `"tensorboard"`, or `"tensorboard:DIRECTORY"`.
-        callback: called after each epoch with its number, the estimate that was judged, and the twins before a reset.
-            That estimate may be the one that is kept in the end, so change a copy of it alone. Where nothing is
-            judged, its BatchNorm statistics are the mean of the twins', until the end.
-        options: of `PairedLoader`, such as `num_workers`.
+        patience: stop after this many epochs without a better one.
+        checkpoint: a directory. The complete state is written there after each epoch, and the last two are kept. A run
+            that was stopped resumes from it, bit for bit. The code of the model, the loss and all options must be
+            unchanged. Of the dataset only the number of samples is compared.
+        log: write the history to file.csv, to `"tensorboard"` or to `"tensorboard:DIRECTORY"`.
+        progress: print a line per epoch to standard error.
+        callback: called after each epoch with its number, the validated estimate, and the twins before a reset. Do not
+            change that estimate, which may be the one that is returned: copy it. Without validation its BatchNorm
+            statistics are the mean of the twins' until the end of the run.
+        options: passed to `PairedLoader`, such as `num_workers`.
 
     >>> x = torch.randn(200, 2, generator=torch.Generator().manual_seed(0))
     >>> data = torch.utils.data.TensorDataset(x, (x[:, 0] > 0).long())
@@ -146,24 +128,21 @@ def fit(
     >>> found.history["accuracy"][found.best_epoch - 1] > 0.9
     True
     """
-    whole = {"epochs": epochs, "batch_size": batch_size, "keep": keep}
-    for name, number in (whole | ({} if patience is None else {"patience": patience})).items():
-        require_whole(name, int(number) if isinstance(number, np.integer) else number, 1)
-    epochs, batch_size, keep = int(epochs), int(batch_size), int(keep)
+    for name, number in {"epochs": epochs, "batch_size": batch_size, "patience": patience}.items():
+        if name != "patience" or number is not None:
+            require_whole(name, int(number) if isinstance(number, np.integer) else number, 1)
+    epochs, batch_size = int(epochs), int(batch_size)
     _check_options(options)
     if isinstance(model, nn.Module) and any(map(is_sharded, model.parameters())):
         raise ValueError("the model is sharded, but fit wraps twins in DDP: write the loop, and shard Twins there.")
     require_map_style(dataset)
     if bootstrap is not None and not isinstance(bootstrap, Bootstrap):
         raise TypeError(f"bootstrap must be a Bootstrap, such as Bootstrap(len(dataset)), not {shown(bootstrap)}.")
-    resets.require_mode(mode)
-    require_number("noise", noise)
-    require_share(pooled)
+    protocol = complete(protocol, FIT, "fit")
     if not any(amp is known for known in (None, torch.bfloat16, torch.float16)):
         raise TypeError(f"amp must be a dtype, torch.bfloat16 or torch.float16, not {shown(amp)}.")
     if scheduler is not None and not callable(scheduler):
         raise TypeError("scheduler must be a function that makes one, such as lambda optimizer: StepLR(optimizer, 10).")
-    resets.checked(reset, resets.never())
     optimizers.require_function(optimizer)
     require_types(fit, locals())
     seed = seeds.checked(seed)
@@ -171,18 +150,15 @@ def fit(
         model,
         dataset,
         loss,
+        protocol=protocol,
         batch_size=batch_size,
-        groups=groups,
-        resample=resample,
         bootstrap=bootstrap,
         seed=seed,
-        noise=noise,
-        pooled=pooled,
         device=device,
         amp=amp,
         **options,
     )
-    due = resets.checked(reset, resets.usual(len(run.loader)))
+    due = protocol.reset or resets.usual(len(run.loader))
     by_step, by_epoch = resets.steps_and_epochs(due)
     if patience is not None and not run.judges:
         raise ValueError("patience needs samples that no twin sees, and this bootstrap leaves none.")
@@ -194,10 +170,10 @@ def fit(
         "model": None if checkpoint is None else fingerprints.of_model(model),
         "batch_size": batch_size,
         "reset": None if checkpoint is None else resets.described(due),
-        "mode": mode,
-        "noise": float(noise),
-        "pooled": float(pooled),
-        "average": str(average),
+        "mode": protocol.mode,
+        "noise": float(protocol.noise),
+        "pooled": float(protocol.pooled),
+        "average": str(protocol.average),
         "amp": str(amp),
         "optimizer": type(stepper).__name__,
         "learning rate": [float(group["lr"]) for group in stepper.param_groups],
@@ -213,8 +189,8 @@ def fit(
     scaler = torch.amp.GradScaler(run.device.type, enabled=amp is torch.float16)
     parts: dict[str, Any] = {"twins": run.twins, "optimizer": stepper, "loader": run.loader, "scaler": scaler}
     parts |= {"scheduler": schedule} if schedule else {}
-    best = Best(run, Average(average))
-    saved = Checkpoints(checkpoint, keep) if checkpoint is not None else None
+    best = Selection(run, Average(protocol.average))
+    saved = Checkpoints(checkpoint) if checkpoint is not None else None
     state = saved.latest(run.device) if saved else None
     if state is not None:
         _require_keys(state, {"description"}, checkpoint)
@@ -232,12 +208,12 @@ def fit(
             if patience is not None and epoch - 1 - best.epoch >= patience:
                 break
             began = time.perf_counter()
-            train = run.epoch(epoch, stepper, scaler, by_step, mode)
+            train = run.epoch(epoch, stepper, scaler, by_step)
             estimate = best.look(epoch, train, float(stepper.param_groups[0]["lr"]), began)
             if callback:
                 callback(epoch, estimate, run.twins)
             if resets.is_due(by_epoch, epoch):
-                run.twins.reset(mode)
+                run.twins.reset(protocol.mode)
             if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
                 schedule.step(best.history["unseen"][-1])
             elif schedule:
@@ -258,6 +234,8 @@ def _check_options(options: dict[str, Any]) -> None:
     for name in options.keys() & {"lr", "learning_rate"}:
         advice = f"give optimizer=lambda p: torch.optim.Adam(p, lr={shown(options[name])})"
         raise TypeError(f"fit has no option {name!r}: {advice}.")
+    for name in options.keys() & {setting.name for setting in fields(Protocol)}:
+        raise TypeError(f"fit has no option {name!r}: give protocol=Protocol({name}={shown(options[name])}).")
     for name in options.keys() & {"share", "twin"}:  # of PairedLoader, for loops of one's own
         raise TypeError(f"fit has no option {name!r}: it trains all twins on every rank, and divides batches itself.")
     for name in options.keys() & _OF_TRAINERS:
@@ -271,7 +249,7 @@ def _require_keys(state: dict[str, Any], keys: set[str], checkpoint: object) -> 
         raise ValueError(f"the checkpoint in {checkpoint} is of no run of fit: it has no {min(missing)!r}.")
 
 
-def _restore(state: dict[str, Any], parts: dict[str, Any], best: Best) -> None:
+def _restore(state: dict[str, Any], parts: dict[str, Any], best: Selection) -> None:
     twins: Twins = parts["twins"]
     for name, p in twins.named_parameters():  # frozen ones are the user's own, and not to be written to
         if not p.requires_grad and not torch.equal(p, state["twins"].get(name, p.new_empty(0)).to(p)):

@@ -1,33 +1,44 @@
-"""The epoch of `fit` that is kept, and the history of the run.
+"""Which state of a run `fit` keeps, and the history of the run.
 
-After each epoch the mean of the twins, averaged over the epochs, is judged by the samples that no twin saw. Where the
-twins see everything nothing is judged, and the last epoch is kept.
+After each epoch the mean of the twins is averaged over the epochs, and its loss on the out-of-bag samples is computed.
+The epoch with the lowest loss is kept. Where the twins see every sample there is no such loss, and the last epoch is
+kept.
+
+A sampling reset moves the mean of the twins at random, by a variance of sigma^2 / 2 each time; the mean over several
+resets moves less. After t epochs the weight of epoch s is about proportional to s^power, so the length of the run need
+not be known beforehand (polynomial decay, Shamir and Zhang 2013, section 4):
+
+    average_t = average_{t-1} + (power + 1) / (power + t) * (mean_t - average_{t-1})
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from .._core.copies import Places
+from .._core.tensors import wide
 from ..estimate.estimate import Estimate
-from .averaging import Average
 from .epoch import Training
 
 
-class Best:
+class Selection:
     """The estimate to keep, and how the run went."""
 
     def __init__(self, run: Training, average: Average) -> None:
         self.run, self.average = run, average
-        names = ("epoch", "train", "unseen", "accuracy", "sigma_least", "sigma_most", "rate", "seconds")
+        names = ("epoch", "train", "unseen", "accuracy", "sigma_least", "sigma_most", "lr", "seconds")
         shown = {"unseen": run.judges, "accuracy": run.judges and run.classifies}
         self.history: dict[str, list[float]] = {name: [] for name in names if shown.get(name, True)}
         self.epoch, self.lowest = 0, math.inf
         self.estimate = run.estimate()
 
-    def look(self, epoch: int, train: float, rate: float, began: float) -> Estimate:
+    def look(self, epoch: int, train: float, lr: float, began: float) -> Estimate:
         """Judge the twins as they are, and keep their estimate if it is the best so far."""
         estimate = self.run.estimate()
         self.average.take(Places(estimate.module, list(estimate.partition.parameter_shapes)).read())
@@ -40,7 +51,7 @@ class Best:
                 "those of bootstrap.unseen, or lower the learning rate."
             )
         sigma = self.run.twins.partition.sigma
-        row = {"epoch": epoch, "train": train, "unseen": unseen, "accuracy": accuracy, "rate": rate, "seconds": seconds}
+        row = {"epoch": epoch, "train": train, "unseen": unseen, "accuracy": accuracy, "lr": lr, "seconds": seconds}
         row |= {"sigma_least": sigma.min().item(), "sigma_most": sigma.max().item()}
         for name, values in self.history.items():
             values.append(row[name])
@@ -61,3 +72,37 @@ class Best:
         self.epoch = state["best"]["epoch"]
         self.lowest = min(self.history.get("unseen", [math.inf]))
         self.estimate.load_state_dict(state["best"]["estimate"])
+
+
+class Average:
+    """An average of weights; `power` 0 counts all alike, and infinity keeps the last alone.
+
+    >>> average, found = Average(power=1), []
+    >>> for value in (0.0, 1.0, 2.0):
+    ...     weight = torch.tensor(value)
+    ...     average.take([weight])
+    ...     found.append(weight.item())
+    >>> found  # 0; (0 + 2 * 1) / 3; (0 + 2 * 1 + 3 * 2) / 6
+    [0.0, 0.666..., 1.333...]
+    """
+
+    def __init__(self, power: float) -> None:
+        self.power, self.count = power, 0
+        self.weights: list[Tensor] = []
+
+    @torch.no_grad()
+    def take(self, weights: Sequence[Tensor]) -> None:
+        """Take weights in, and put the average in their place."""
+        self.count += 1
+        if self.count == 1:
+            self.weights = [wide(w).clone() for w in weights]
+        share = (self.power + 1) / (self.power + self.count) if self.power < math.inf else 1.0
+        for average, weight in zip(self.weights, weights, strict=True):
+            average.lerp_(wide(weight), share)
+            weight.copy_(average)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "weights": self.weights}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count, self.weights = state["count"], list(state["weights"])

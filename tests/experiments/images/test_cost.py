@@ -6,7 +6,7 @@ from twinboot.experiments import networks
 from twinboot.experiments.images.contenders import METHODS
 from twinboot.experiments.images.cost import KINDS, TURNS, kinds, ratios, turns
 from twinboot.experiments.images.task import Task
-from twinboot.training.averaging import Average
+from twinboot.training.selection import Average
 
 TABLE = pd.DataFrame(
     {"kind": ["single", "twins"] * 3, "turn": [1, 1, 2, 2, 3, 3], "seconds": [1.0, 1.3, 2.0, 2.4, 1.0, 1.5]}

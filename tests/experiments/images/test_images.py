@@ -26,7 +26,6 @@ from twinboot.experiments.images.task import Task, Trained
 from twinboot.experiments.report import _reasons
 from twinboot.experiments.runner.experiment import UnavailableError
 from twinboot.experiments.runner.store import carry_out
-from twinboot.training.epoch import distinct
 
 
 def test_each_row_has_all_scores_for_each_seed() -> None:
@@ -280,7 +279,7 @@ def test_one_seed_tells_of_no_lead() -> None:
 def test_the_time_of_a_step_is_told_by_as_many_steps_as_an_epoch_has(method: str) -> None:
     recipe, images_there = TWINS[method][1], images_run.timed(SMALL)
     bootstrap = recipe.bootstrap(images_there, seed=0)
-    size = SMALL.batch if recipe.resample == "draws" else distinct(bootstrap, SMALL.batch)
+    size = SMALL.batch
     data = TensorDataset(torch.zeros(images_there, 1), torch.zeros(images_there))
     steps = len(PairedLoader(data, bootstrap, size, recipe.resample))
     assert abs(images._steps(SMALL, method) / steps - 1) < 0.06  # chance, and the batch is a whole number

@@ -14,7 +14,7 @@ from twinboot.experiments.images.recipes import DROPOUT
 from twinboot.experiments.images.rivals import AS_DEAR, MORE, longer, variational
 from twinboot.experiments.images.single import Single, Split, plain
 from twinboot.experiments.images.task import of_mean
-from twinboot.training.averaging import POWER, Average
+from twinboot.training.selection import Average
 
 
 def test_averages_of_a_short_run_are_of_what_was_trained(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_the_temperature_of_a_hold_out_is_the_best_for_it(tmp_path: Path) -> Non
 
 def test_averaged_dropout_is_the_average_over_its_epochs_as_that_of_the_twins_is(tmp_path: Path) -> None:
     found = trained("dropout", tmp_path / "a")
-    average, weights, known = Average(POWER), [], {}
+    average, weights, known = Average(8.0), [], {}
     for epochs in range(1, longer(TASK.epochs) + 1):  # each the beginning of the same run
         run = Single(network(DROPOUT), Split(TASK.x, TASK.y), plain(TASK.rate), TASK.batch, TASK.seed)
         run.train(epochs)

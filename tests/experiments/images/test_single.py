@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from twinboot.experiments.images.single import Single, Split, accuracy, logits_of
-from twinboot.training.averaging import Average
+from twinboot.training.selection import Average
 
 
 def images(held: list[int] | None = None, n: int = 120) -> Split:

@@ -22,6 +22,7 @@ from ..._core import seeds
 from ...data.bootstrap import UNSEEN, Bootstrap
 from ...groups import Blocks
 from ...inverse.invert import invert
+from ...training.protocol import Protocol
 from ..runner.experiment import Part, Tick, one_thread
 from ..seismic.scores import correlation, covered
 from . import velocity
@@ -141,12 +142,12 @@ def by_twins(
         problem.forward(),
         problem.observed,
         torch.zeros_like(problem.truth),
-        groups=Blocks((config.block, config.block)),
+        protocol=Protocol(
+            groups=Blocks((config.block, config.block)), reset=resets.growing(config.first_reset, 1.5), mode=mode
+        ),
         steps=config.steps,
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=config.rate),
         decay=config.decay,
-        reset=resets.growing(config.first_reset, 1.5),
-        mode=mode,
         check=config.check,
         prior=prior,
         bootstrap=problem.bootstrap(),

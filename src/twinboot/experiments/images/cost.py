@@ -10,10 +10,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 from ...resets import steps_and_epochs, usual
-from ...training.averaging import POWER, Average
 from ...training.epoch import Training
 from ...training.optimizers import adam
-from ...training.selection import Best
+from ...training.protocol import FIT, Protocol, complete
+from ...training.selection import Average, Selection
 from ..runner.experiment import Tick
 from .recipes import DROPOUT, TWINS
 from .rivals import variational
@@ -67,26 +67,26 @@ def _epoch(kind: str, task: Task) -> Callable[[int], float]:
     recipe = TWINS[kind][1]
     data, bootstrap = TensorDataset(task.x, task.y), recipe.bootstrap(len(task.y), task.seed)
     network = task.network(dropout=recipe.dropout, seed=task.seed)
+    protocol = Protocol(
+        groups=recipe.groups, mode=recipe.mode, noise=recipe.noise, pooled=recipe.pooled, resample=recipe.resample
+    )
     training = Training(
         network,
         data,
         "classification",
+        protocol=complete(protocol, FIT, "fit"),
         batch_size=task.batch,
-        groups=recipe.groups,
-        resample=recipe.resample,
         bootstrap=bootstrap,
         seed=task.seed,
-        noise=recipe.noise,
-        pooled=recipe.pooled,
     )
     stepper = adam(training.twins.parameters(), task.rate)
     scaler = torch.amp.GradScaler(training.device.type, enabled=False)
-    best = Best(training, Average(POWER))
+    best = Selection(training, Average(FIT.average))
     by_step, by_epoch = steps_and_epochs(recipe.schedule(task) or usual(len(training.loader)))
 
     def together(epoch: int) -> float:
         began = time.perf_counter()
-        best.look(epoch, training.epoch(epoch, stepper, scaler, by_step, recipe.mode), task.rate, began)
+        best.look(epoch, training.epoch(epoch, stepper, scaler, by_step), task.rate, began)
         if by_epoch(epoch):
             training.twins.reset(recipe.mode)
         return time.perf_counter() - began

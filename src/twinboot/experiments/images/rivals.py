@@ -20,7 +20,8 @@ from ..._core.extras import how_to_install
 from ..._core.randomness import own_randomness
 from ...data.bootstrap import UNSEEN, Bootstrap
 from ...estimate import calibration
-from ...training.averaging import POWER, Average
+from ...training.protocol import FIT
+from ...training.selection import Average
 from ..runner.experiment import Tick, UnavailableError
 from .recipes import DROPOUT
 from .single import MakeOptimizer, Single, Split, logits_of, plain
@@ -39,7 +40,7 @@ def hold_out(task: Task, scratch: Path, tick: Tick) -> Trained:
     to tell what the average of the twins' mean brings by itself."""
     order = torch.Generator().manual_seed(seeds.derive(task.seed, "hold-out"))
     held = torch.randperm(len(task.y), generator=order)[: round(HELD_OUT * len(task.y))]
-    run = _single(task, scratch, tick, held=held, average=Average(POWER), averaged=range(1, task.epochs + 1))
+    run = _single(task, scratch, tick, held=held, average=Average(FIT.average), averaged=range(1, task.epochs + 1))
     at_best, logits = run.of("loss"), logits_of(run.of("loss"), task.x[held])[None]
     temperature = calibration.temperature(logits, calibration.Labels(task.y[held]))
     rows = {
@@ -91,7 +92,7 @@ def dropout_seen(task: Task, scratch: Path, tick: Tick) -> Trained:
 
 
 def _dropout(task: Task, scratch: Path, tick: Tick, epochs: int, on: str = "", held: Tensor | None = None) -> Trained:
-    network, average = task.network(dropout=DROPOUT, seed=task.seed), Average(POWER)
+    network, average = task.network(dropout=DROPOUT, seed=task.seed), Average(FIT.average)
     averaged, keep = range(1, epochs + 1), (task.epochs,)
     run = _single(
         task, scratch, tick, epochs, network=network, held=held, average=average, averaged=averaged, keep=keep

@@ -23,9 +23,9 @@ from torch.optim.swa_utils import update_bn
 
 from ..._core import seeds
 from ..._core.randomness import own_randomness
-from ...training.averaging import Average
 from ...training.checkpoints import Checkpoints
 from ...training.optimizers import adam
+from ...training.selection import Average
 from ...training.validation import ENOUGH
 from ..runner.experiment import Tick
 

@@ -20,6 +20,7 @@ from ...estimate.estimate import Estimate
 from ...training.checkpoints import DamagedError
 from ...training.fit import Fit, fit
 from ...training.optimizers import adam
+from ...training.protocol import Protocol
 from ...twins import Twins
 from ..runner import sealed
 from ..runner.experiment import Tick
@@ -73,16 +74,17 @@ def twins(task: Task, scratch: Path, tick: Tick, *, name: str, recipe: Recipe) -
         scheduler=(lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, epochs)) if recipe.decay else None,
         epochs=epochs,
         batch_size=task.batch,
-        groups=recipe.groups,
-        reset=recipe.schedule(task),
-        mode=recipe.mode,
-        noise=recipe.noise,
-        pooled=recipe.pooled,
-        resample=recipe.resample,
+        protocol=Protocol(
+            groups=recipe.groups,
+            reset=recipe.schedule(task),  # type: ignore[arg-type]
+            mode=recipe.mode,
+            noise=recipe.noise,
+            pooled=recipe.pooled,
+            resample=recipe.resample,
+        ),
         bootstrap=bootstrap,
         seed=task.seed,
         checkpoint=scratch,
-        keep=1,
         progress=False,
         callback=look,
     )

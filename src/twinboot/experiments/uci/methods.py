@@ -26,6 +26,7 @@ from ..._core.seeds import derive
 from ...estimate.prediction import Prediction
 from ...training import losses
 from ...training.fit import fit
+from ...training.protocol import Protocol
 from .config import Config
 from .data import Split
 
@@ -92,9 +93,8 @@ def twins(config: Config, split: Split, seed: int) -> dict[str, Predicted]:
         optimizer=lambda parameters: torch.optim.Adam(parameters, config.rate),
         epochs=config.epochs_of(rows),
         batch_size=config.batch_of(rows),
-        groups=config.groups,
-        reset=resets.every(1),  # in epochs of any length, as in the paper
-        mode=config.mode,
+        protocol=Protocol(groups=config.groups, reset=resets.every(1), mode=config.mode),
+        # in epochs of any length, as in the paper
         seed=seed,
         progress=False,
     )

@@ -28,6 +28,7 @@ from ...resets import Mode
 from ...training import losses
 from ...training.fit import fit
 from ...training.optimizers import adam
+from ...training.protocol import Protocol
 from .rows import Rows, Shares, moments, ordered, shared
 
 Network = Callable[[int, int], nn.Module]
@@ -168,8 +169,7 @@ class TwinBoot(BaseEstimator):  # type: ignore[misc]
             epochs=self.epochs,
             patience=self.patience,
             batch_size=min(batch, 2**31),  # all rows in any case, and small enough to compute with
-            groups=self.groups,
-            mode=self.mode,
+            protocol=Protocol(groups=self.groups, mode=self.mode),
             bootstrap=shares.bootstrap,
             seed=seed,
             progress=bool(self.verbose),
