@@ -162,7 +162,7 @@ def fit(
     by_step, by_epoch = resets.steps_and_epochs(due)
     if patience is not None and not run.judges:
         raise ValueError("patience needs samples that no twin sees, and this bootstrap leaves none.")
-    stepper = optimizers.made(optimizer, [list(twin.parameters()) for twin in run.twins], rate=0.001)
+    stepper = optimizers.make_optimizer(optimizer, [list(twin.parameters()) for twin in run.twins], lr=0.001)
     if isinstance(stepper, torch.optim.LBFGS):
         raise TypeError("fit takes one gradient for each step, which LBFGS is not made for: write the loop yourself.")
     description: dict[str, Any] = {

@@ -199,7 +199,7 @@ class TwinBoot(BaseEstimator):  # type: ignore[misc]
         target = y.long() if self._task == "classification" else self._of_target(y).float()[:, None]
         if (rows.weight == 1).all():
             return TensorDataset(x, target), self._task
-        own = losses.named(self._task)
+        own = losses.loss_function(self._task)
         both = torch.stack([target.double().flatten(), torch.from_numpy(rows.weight)], 1)
         kind, shape = target.dtype, target.shape[1:]
 
