@@ -1,4 +1,4 @@
-"""A module that borrows computes what the lender would, and what it does to the lender's buffers stays there."""
+"""A module that uses the weights of a copy computes what the copy would, and changes its buffers."""
 
 import copy
 import threading
@@ -10,7 +10,7 @@ import torch
 from loops import assert_same_bits, mlp, seeded
 from torch import Tensor, nn
 
-from twinboot.integrations.lightning.lending import Passed, imitate, lend, lent, unite
+from twinboot.integrations.lightning.swapping import copy_attributes, merge_optimizers, use_weights, using_weights
 
 
 class Tied(nn.Module):
@@ -36,52 +36,41 @@ def models() -> list[nn.Module]:
 
 
 @pytest.mark.parametrize("which", range(len(models())))
-def test_a_borrower_computes_and_learns_as_the_lender_would(which: int) -> None:
-    lender = models()[which]
-    borrower = copy.deepcopy(lender)
+def test_a_module_with_the_weights_of_a_copy_computes_and_learns_as_the_copy(which: int) -> None:
+    source = models()[which]
+    module = copy.deepcopy(source)
     with torch.no_grad():
-        for p in lender.parameters():
+        for p in source.parameters():
             p.normal_(generator=seeded(3))
-    alone = copy.deepcopy(lender)
+    alone = copy.deepcopy(source)
     x = torch.randn(6, 4, generator=seeded(4))
-    inputs = (x, x, x) if isinstance(lender, nn.MultiheadAttention) else (x,)
+    inputs = (x, x, x) if isinstance(source, nn.MultiheadAttention) else (x,)
 
     def run(model: nn.Module) -> Any:
         output = model(*inputs)
         (output[0] if isinstance(output, tuple) else output).square().sum().backward()
         return output
 
-    with lent(borrower, lender):
-        assert_same_bits(run(borrower), run(alone))
-    assert_same_bits([p.grad for p in lender.parameters()], [p.grad for p in alone.parameters()])
-    assert_same_bits(dict(lender.state_dict()), dict(alone.state_dict()))  # BatchNorm's statistics, too
-    assert {id(p) for p in borrower.parameters()} == {id(p) for p in lender.parameters()}
+    with using_weights(module, source):
+        assert_same_bits(run(module), run(alone))
+    assert_same_bits([p.grad for p in source.parameters()], [p.grad for p in alone.parameters()])
+    assert_same_bits(dict(source.state_dict()), dict(alone.state_dict()))  # BatchNorm's statistics, too
+    assert {id(p) for p in module.parameters()} == {id(p) for p in source.parameters()}
 
 
-def test_a_buffer_that_is_replaced_while_it_is_lent_goes_back_to_its_owner() -> None:
-    lender = nn.Module()
-    lender.register_buffer("count", torch.tensor(1))
-    borrower = copy.deepcopy(lender)
-    with lent(borrower, lender):
-        borrower.count = borrower.count + 1  # type: ignore[operator]
-    assert lender.count == 2
-    with lent(borrower, copy.deepcopy(lender)):
-        borrower.count = borrower.count + 1
-    assert lender.count == 2
+def test_a_buffer_that_the_module_replaces_goes_back_to_the_copy() -> None:
+    source = nn.Module()
+    source.register_buffer("count", torch.tensor(1))
+    module = copy.deepcopy(source)
+    with using_weights(module, source):
+        module.count = module.count + 1  # type: ignore[operator]
+    assert source.count == 2
+    with using_weights(module, copy.deepcopy(source)):
+        module.count = module.count + 1
+    assert source.count == 2
 
 
-def test_passed_methods_are_looked_up_each_time() -> None:
-    class Owner:
-        module: Any = "a b"
-
-    owner = Owner()
-    split = Passed(owner, "split")
-    assert split() == ["a", "b"]
-    owner.module = "a-b"
-    assert split("-") == ["a", "b"]
-
-
-def test_united_optimizers_train_all_weights_in_the_groups_of_the_first() -> None:
+def test_merged_optimizers_train_all_weights_in_the_groups_of_the_first() -> None:
     frozen = nn.Parameter(torch.zeros(2), requires_grad=False)
     twins = [mlp(seed=seed) for seed in (1, 2, 3)]
     made: list[Any] = []
@@ -89,7 +78,7 @@ def test_united_optimizers_train_all_weights_in_the_groups_of_the_first() -> Non
         groups = [{"params": [*twin[0].parameters(), frozen], "lr": 0.5}, {"params": list(twin[2].parameters())}]
         optimizer = torch.optim.Adagrad(groups, lr=0.1)
         made.append({"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)})
-    unite(made)
+    merge_optimizers(made)
     groups = made[0]["optimizer"].param_groups
     assert [len(group["params"]) for group in groups] == [7, 6]
     assert [group["lr"] for group in groups] == [0.5, 0.1]
@@ -106,12 +95,12 @@ def test_united_optimizers_train_all_weights_in_the_groups_of_the_first() -> Non
 def test_optimizers_of_named_parameters_keep_their_names() -> None:
     twins = [mlp(seed=seed) for seed in (1, 2)]
     made = [torch.optim.SGD(twin.named_parameters(), lr=0.1) for twin in twins]
-    unite(made)
+    merge_optimizers(made)
     [group] = made[0].param_groups
     assert len(group["params"]) == len(group["param_names"]) == 8
 
 
-def test_answers_of_several_forms_are_understood() -> None:
+def test_all_return_values_of_configure_optimizers_are_understood() -> None:
     for form in (
         lambda o: o,
         lambda o: [o],
@@ -121,15 +110,15 @@ def test_answers_of_several_forms_are_understood() -> None:
     ):
         twins = [mlp(seed=seed) for seed in (1, 2)]
         optimizers = [torch.optim.SGD(twin.parameters(), lr=0.1) for twin in twins]
-        unite([form(optimizer) for optimizer in optimizers])
+        merge_optimizers([form(optimizer) for optimizer in optimizers])
         assert len(optimizers[0].param_groups[0]["params"]) == 8
-    unite([None, None])
+    merge_optimizers([None, None])
 
 
-def test_lend_is_for_good() -> None:
-    lender, borrower = mlp(seed=1), mlp(seed=2)
-    lend(borrower, lender)
-    assert all(p is q for p, q in zip(borrower.parameters(), lender.parameters(), strict=True))
+def test_use_weights_is_permanent() -> None:
+    source, module = mlp(seed=1), mlp(seed=2)
+    use_weights(module, source)
+    assert all(p is q for p, q in zip(module.parameters(), source.parameters(), strict=True))
 
 
 class Helper:
@@ -138,7 +127,7 @@ class Helper:
 
 
 class Holding(nn.Module):
-    """It holds its parts in many ways."""
+    """It refers to its own parts in many ways."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,11 +139,11 @@ class Holding(nn.Module):
         self.helper = Helper(self)
 
 
-def test_what_a_copy_imitates_has_the_copys_own_parts() -> None:
+def test_copied_attributes_refer_to_the_parts_of_the_copy() -> None:
     module = Holding()
     other = copy.deepcopy(module)
     module.rate, module.seen = 3, [torch.ones(1)]
-    imitate(other, module)
+    copy_attributes(module, other)
     assert other.stack[0] is other.layer
     assert other.stack[1] is not module.stack[1]
     assert other.method.__self__ is other.layer
@@ -165,14 +154,14 @@ def test_what_a_copy_imitates_has_the_copys_own_parts() -> None:
     assert module.seen == [torch.ones(1)]
 
 
-def test_what_cannot_be_copied_is_imitated_as_far_as_it_goes() -> None:
+def test_attributes_that_cannot_be_copied_are_shared_or_copied_in_part() -> None:
     module = Holding()
     other = copy.deepcopy(module)
     module.late, module.lock, module.owner = nn.Dropout(), threading.Lock(), object()
     loss = module.layer(torch.ones(1, 2)).sum()
     module.mixed = [loss, module.lock, {"inner": [loss, module.layer]}]
     module.secret = "not for copies"
-    imitate(other, module, shared=[module.owner], besides=["secret"])
+    copy_attributes(module, other, shared=[module.owner], skip=["secret"])
     assert isinstance(other.late, nn.Dropout)
     assert other.late is not module.late
     assert other.lock is module.lock
