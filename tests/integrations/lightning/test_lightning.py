@@ -315,7 +315,9 @@ def test_a_run_goes_on_with_the_options_of_then_alone_but_any_may_look_at_its_ch
     found, path = fitted(Predicting(), max_epochs=1), tmp_path / "one.ckpt"
     found.trainer.save_checkpoint(path)
     changed = TwinModule(Predicting(), DATA, batch_size=10, **{name: other})
-    with pytest.raises(ValueError, match=rf"^the checkpoint does not fit: {said}; use the options of then\.$"):
+    with pytest.raises(
+        ValueError, match=rf"^the checkpoint does not fit: {said}; use the options of the original run\.$"
+    ):
         trainer(max_epochs=2).fit(changed, ckpt_path=path)
     assert_same_bits(snapshot(changed.restore(path).estimate()), snapshot(found.estimate()))
     trainer().test(changed, DataLoader(DATA, 64), ckpt_path=path, verbose=False)
@@ -333,12 +335,12 @@ def test_a_checkpoint_that_does_not_tell_the_options_can_be_looked_at_but_not_go
     assert_same_bits(snapshot(restored.twins), snapshot(found.twins))
 
 
-DAMAGED = "is damaged, or no checkpoint: use another one"
+DAMAGED = "is damaged or not a checkpoint: use another one"
 
 
 def test_damaged_files_and_those_of_others_are_refused_in_one_sentence(tmp_path: Path) -> None:
     found, path = TwinModule(Net(), DATA), tmp_path / "bad.ckpt"
-    with pytest.raises(TypeError, match=r"^path must be that of a checkpoint, not 5\.$"):
+    with pytest.raises(TypeError, match=r"^path must be the path of a checkpoint, not 5\.$"):
         found.restore(5)  # type: ignore[arg-type]
     for missing in (path, tmp_path):
         with pytest.raises(FileNotFoundError, match=rf"^there is no checkpoint at '{missing}'\.$"):
@@ -354,7 +356,7 @@ def test_damaged_files_and_those_of_others_are_refused_in_one_sentence(tmp_path:
         with pytest.raises(ValueError, match=r"^this is not a checkpoint of a TwinModule"):
             found.restore(path)
     torch.save({"hyper_parameters": Path("a")}, path)
-    with pytest.raises(ValueError, match=r"holds what is read by unpickling alone, .* torch.serialization.add_safe_"):
+    with pytest.raises(ValueError, match=r"contains pickled objects, .* torch.serialization.add_safe_"):
         found.restore(path)
 
 

@@ -1,91 +1,105 @@
-"""Twin-Boot in the Trainer of Hugging Face.
+"""Twin-Boot with the `Trainer` of Hugging Face.
 
-    from twinboot.integrations.huggingface import TwinTrainer
+from twinboot.integrations.huggingface import TwinTrainer, load
 
-    trainer = TwinTrainer(model, args, train_dataset=data)
-    trainer.train()
-    prediction = trainer.predict(new)                    # .probs .std .entropy .mutual_information
+trainer = TwinTrainer(model, args, train_dataset=data)
+trainer.train()
+prediction = trainer.predict(new)                    # .probs .std .entropy .mutual_information
 
-Arguments, collators, callbacks, metrics and schedulers are those of a `Trainer`. `trainer.model` is the model that you
-gave, and holds the mean of the twins whenever it is judged, saved or handed back; `trainer.twins` are what trains.
-
-- One step is a step of each twin, on a batch of its own bootstrap sample, one twin after the other: the activations of
-  one are gone before those of the other come. `max_grad_norm` clips each twin by itself. With accumulation each
-  micro-batch has noise of its own.
-- With an adapter (peft) the frozen backbone is held once, and only what is trained is twinned (docs/lora-memory.md).
-- BatchNorm of the mean has statistics of its own, of at most 1024 samples that some twin sees, taken whenever the mean
-  is judged or saved.
-- Without an `eval_dataset` the samples that no twin saw are the validation set.
-- A reset comes at the start of the epoch that follows, or of the step, so that what is judged and saved is from before.
-- A checkpoint holds the mean model as transformers writes it, `sigma.safetensors`, and what a run needs to go on: the
-  twins' own weights, without the backbone, in `twins.pt`. A run that is resumed from it equals the one that was not
-  interrupted, bit for bit. It must have the same data, `groups`, `reset`, `mode`, `noise` and `pooled`.
-- Processes of `torchrun` share each twin's batches (DDP). FSDP, DeepSpeed and several GPUs in one process are refused.
-- The loss is the Trainer's own. Heads that take `num_items_in_batch` and leave it unused, such as BERT's for sequences,
-  get a larger one with accumulation or several processes, as from any Trainer (huggingface/transformers#47688); set
-  `model.accepts_loss_kwargs = False` for them.
-
-`save_model(folder)` writes the mean model as transformers or peft does, for anybody's `from_pretrained`, and
-`sigma.safetensors` beside it; `load(folder, model)` makes an `Estimate` of both. What was calibrated or set in
-`trainer.estimate()` is kept, too:
-
-    trainer.estimate().calibrate(held_out)               # its temperature and scale
-    trainer.predict(new)                                 # with them
-    trainer.save_model(folder)                           # with them
+trainer.estimate().calibrate(held_out)               # predict and save_model use its temperature and scale
+trainer.save_model(folder)                           # for any from_pretrained, with sigma.safetensors beside it
+estimate = load(folder, Model.from_pretrained(folder))
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, Subset
 
 from ..._core.extras import how_to_install
 
 try:
-    import accelerate  # noqa: F401 - the Trainer asks for it only when one is made
-    from transformers import Trainer, TrainingArguments
+    import accelerate  # noqa: F401 - the Trainer needs it only when one is made
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers import __version__ as installed
 except ImportError as error:
     raise ImportError(
-        f"this Trainer needs transformers 5.22 or newer, and accelerate: {how_to_install('huggingface')}"
+        f"TwinTrainer needs transformers 5.22 or newer, and accelerate: {how_to_install('huggingface')}"
     ) from error
 
-from ... import resets
-from ..._core.checks import require_number
-from ...data.bootstrap import Bootstrap
-from ...data.loader import PairedLoader, require_map_style
-from ...estimate.estimate import Estimate
-from ...estimate.prediction import Prediction, Task
+from ... import Bootstrap, Estimate, PairedLoader, Prediction, Twins, pool_gradients, resets
+from ..._core import seeds
+from ..._core.checks import require_number, require_whole
+from ...data.loader import require_map_style
+from ...estimate.prediction import Task
 from ...groups import Grouping, assign
-from ...twins import Twins, pool_gradients, require_share
+from ...training.validation import ENOUGH, Judge
+from ...twins import require_share
 from ..resuming import read_twins, write_twins
-from .pairs import Algorithm, Pair
-from .pretrained import Known, load, read_sigma, take_mean
-from .trainers import SPREAD, called_by_trainer, give_statistics, refuse, require_arguments, workers
+from .pretrained import TrainedModel, load
 
 __all__ = ["TwinTrainer", "load"]
+
+SHARDED = "FSDP and DeepSpeed shard the weights, but twins need them whole: use torchrun with DDP."
+
+# The methods of Trainer that TwinTrainer replaces. Under another name, the Trainer would never call ours.
+REPLACED = (
+    *("get_train_dataloader", "create_optimizer", "_wrap_model", "training_step", "_get_num_items_in_batch"),
+    *("_clip_grad_norm", "floating_point_ops", "_track_num_input_tokens", "evaluation_loop", "_save"),
+    *("_save_optimizer_and_scheduler", "_load_optimizer_and_scheduler", "_load_best_model"),
+)
+if missing := [name for name in REPLACED if not hasattr(Trainer, name)]:
+    raise ImportError(
+        f"the Trainer of transformers {installed} has no method {missing[0]}, which TwinTrainer replaces: use "
+        "transformers 5.22, or a twinboot that supports this version."
+    )
 
 
 class TwinTrainer(Trainer):  # type: ignore[misc]
     """A `transformers.Trainer` that trains twins of the model.
 
+    Arguments, collators, callbacks, metrics and schedulers work as in `Trainer`. Each step trains each twin on a batch
+    of its own bootstrap sample, one after the other, so that activations of only one twin are in memory.
+
+    - `model` is the model that you passed. It has the mean of the twins in evaluation, in saved models, and after
+      training, with BatchNorm statistics of up to 1024 training samples.
+    - With adapters (peft), only the trained weights are copied; the twins share the frozen backbone.
+    - Without an `eval_dataset`, evaluation uses the out-of-bag samples, which neither twin trains on.
+    - `max_grad_norm` clips each twin separately. With gradient accumulation, each micro-batch gets new weight noise.
+    - Resets wait for the next step. So evaluation and checkpoints see the trained mean.
+    - A run resumed from a checkpoint equals the uninterrupted run bit for bit. It needs the same data, `groups`,
+      `reset`, `mode`, `noise` and `pooled`. `twins.pt` in the checkpoint has the twins, without the backbone.
+    - Under `torchrun`, the processes share each twin's batches (DDP). FSDP, DeepSpeed and several GPUs in one process
+      raise an error.
+    - The loss is that of `Trainer`. Models that accept `num_items_in_batch` but do not use it, such as BERT for
+      sequence classification, get a larger loss with accumulation or several processes, as in any `Trainer`
+      (huggingface/transformers#47688). Set `model.accepts_loss_kwargs = False` for them.
+
     Args:
-        model, args, data_collator, train_dataset, eval_dataset, options: as in `Trainer`. The training set must be
-            map-style, and its seed, that of the bootstrap and of all noise is `args.seed`. An optimizer of your own
-            goes into `optimizer_cls_and_kwargs`, as it is made for the twins.
-        groups: which weights share one sigma, as in `Twins`.
-        reset: after which epochs the twins are reset, by default after each; or after which steps, for weights that
-            were not trained before, as `resets.steps(resets.growing(10, 1.1, most=500))`.
-        mode: how: `"centered"`, `"sample"` as in the paper, or `"mean"`. The default is not the paper's, since the
-            learning rate of a `Trainer` falls to 0, and small steps cannot undo the noise that `"sample"` puts on the
-            mean.
-        noise: times sigma is the noise on the weights in training; 1 in the paper.
-        pooled: the share of each twin's gradients, before they are clipped, that is the mean of all, as in `fit`.
-        bootstrap: who sees which sample, if not the default; it also says how many twins there are.
+        model: The model, as in `Trainer`.
+        args: The `TrainingArguments`. `args.seed` is also the seed of the bootstrap and of all noise.
+        data_collator: As in `Trainer`.
+        train_dataset: Map-style training data.
+        eval_dataset: As in `Trainer`; by default the out-of-bag samples.
+        groups: Which weights share one sigma, as in `Twins`.
+        reset: After which epochs to reset the twins, by default after each, or after which steps, such as
+            `resets.steps(resets.growing(10, 1.1, most=500))`, for models that are not pretrained.
+        mode: How to reset: `"centered"`, `"sample"` as in the paper, or `"mean"`. `"sample"` adds noise to the mean.
+            The learning rate of a `Trainer` falls to 0, and small steps cannot undo that noise.
+        noise: The weight noise in training has standard deviation `noise * sigma`. The paper uses 1.
+        pooled: The share of each twin's gradient that is replaced by the mean over the twins, before clipping, as in
+            `fit`. The paper uses 0.
+        bootstrap: Which twin sees which sample. Its `replicas` is the number of twins. By default
+            `Bootstrap(len(train_dataset), seed=args.seed)`.
+        options: Further arguments of `Trainer`. For another optimizer, use `optimizer_cls_and_kwargs`.
 
     >>> from tempfile import mkdtemp
     >>> from transformers import BertConfig, BertForSequenceClassification
@@ -119,42 +133,51 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         resets.require_mode(mode)
         require_number("noise", noise)
         require_share(pooled)
+        self.due = resets.checked(reset, resets.every(1))
+        self.groups, self.mode, self.noise, self.pooled = groups, mode, noise, pooled
         args = TrainingArguments("tmp_trainer") if args is None else args
-        require_arguments(model, args)
-        if args.fsdp:  # on a CPU accelerate would leave it out without a word
-            raise ValueError(SPREAD)
+        _require_arguments(model, args)
         if train_dataset is not None:
             require_map_style(train_dataset)
             bootstrap = Bootstrap(len(train_dataset), seed=args.seed) if bootstrap is None else bootstrap
-            # Made again for each training; this one is to refuse now what does not go together.
+            # Only to check the arguments: each training makes its own loader.
             PairedLoader(train_dataset, bootstrap, args.train_batch_size, drop_last=args.dataloader_drop_last)
             if eval_dataset is None and len(bootstrap.unseen):
                 eval_dataset = Subset(train_dataset, bootstrap.unseen.tolist())
-        self.groups, self.mode, self.noise, self.pooled, self.bootstrap = groups, mode, noise, pooled, bootstrap
-        self.due = resets.checked(reset, resets.every(1))
-        self._pair: Pair | None = None
-        self._paired: PairedLoader  # made for each training
-        self._known: Known | None = None  # sigma of what `model` holds; None before any training
-        self._settled = True  # whether `model` and `_known` are those of the twins as they are
+        self.bootstrap = bootstrap
+        self._current: _CurrentTwin | None = None
+        self._loader: PairedLoader  # made for each training
+        self._trained: TrainedModel | None = None  # what `model` holds; None before training and while twins are ahead
+        self._twins_are_ahead = False  # whether the twins have changed since `model` got their mean
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, **options)
-        refuse(self)
+        self._refuse_unsupported()
         if train_dataset is not None:
-            assign(self.model, groups)  # which refuses unknown ones: the twins are made later
-        self.add_callback(Algorithm(self))
+            assign(self.model, groups)  # refuses unknown groups now: the twins are made later
+        self.add_callback(_TwinCallback(self))
+
+    def _refuse_unsupported(self) -> None:
+        if self.optimizer is not None:
+            raise ValueError("the optimizer must train the twins, which are made later: use optimizer_cls_and_kwargs.")
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:  # by a config of accelerate, or by its launcher
+            raise ValueError(SHARDED)
+        if self.args.n_gpu > 1:
+            raise ValueError(f"one process has {self.args.n_gpu} GPUs: use torchrun, with one process for each GPU.")
+        if (strategy := self.args.train_sampling_strategy) not in ("random", "sequential"):
+            raise ValueError(f'train_sampling_strategy must be "random" or "sequential" for twins, not {strategy!r}.')
 
     @property
     def twins(self) -> Twins:
-        """The twins of `model`, made when first asked for: the start of the training, usually."""
-        return self._twinned().twins
+        """The twins of `model`. They are made at the start of training."""
+        return self._current_twin().twins
 
     def estimate(self) -> Estimate:
-        """The mean model and sigma, as they are now or, with `load_best_model_at_end`, as they were best.
+        """The mean model with sigma, as they are now, or the best ones with `load_best_model_at_end`.
 
-        The same object each time, until training goes on: its temperature, scale, dropout and task, which `calibrate`
-        or you set, are those of `predict`, and `save_model` and checkpoints keep them. An estimate from before stays as
-        it was. The task follows the model's config, and is None where there is none.
+        Until training continues, this returns the same object. `predict`, `save_model` and checkpoints use its
+        temperature, scale, dropout and task, which you or `calibrate` may set. The task comes from the model's config;
+        it is None without one.
         """
-        return self._trained().estimate()
+        return self._require_trained().estimate()
 
     def predict(
         self,
@@ -165,144 +188,241 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         scale: float | None = None,
         seed: int | None = None,
     ) -> Prediction:
-        """Predict for a dataset, with draws of the weights; arguments as in `Estimate.predict`.
+        """Predict for a dataset with draws of the weights. Labels in the dataset are ignored.
 
-        Temperature, dropout and, by default, `scale` and `task` are those of `estimate()`. The task follows the model's
-        config: one value, or `problem_type="regression"`, is regression. A model without a config needs `task`. Classes
-        lie along dimension 1 of the prediction, also where a sample has many labels, as in token classification; pad
-        those to one length. Labels in the dataset are not looked at, so that T5 needs decoder_input_ids. Each process
-        predicts all.
+        Temperature and dropout are those of `estimate()`. With several processes, each predicts the whole dataset.
+
+        Args:
+            test_dataset: The inputs. Models such as T5 need `decoder_input_ids`.
+            samples: Number of draws of the weights; 0 uses the mean model.
+            task: By default that of `estimate()`. It comes from the model's config: one output or
+                `problem_type="regression"` is regression.
+            scale: Factor on sigma; by default that of `estimate()`.
+            seed: Seed of the draws; by default `args.seed`.
+
+        Returns:
+            A `Prediction` with the classes along dimension 1. For token classification, pad all inputs to one length.
         """
-        known = self._trained()
+        trained = self._require_trained()
         self._match_precision()
         collate = self._get_collator_with_removed_columns(self.data_collator, "prediction")
-        batches = DataLoader(test_dataset, self.args.eval_batch_size, collate_fn=collate, generator=torch.Generator())
-        unlabelled = [{k: v for k, v in batch.items() if k not in self.label_names} for batch in batches]
+        loader = DataLoader(test_dataset, self.args.eval_batch_size, collate_fn=collate, generator=torch.Generator())
+        batches = [{k: v for k, v in batch.items() if k not in self.label_names} for batch in loader]
         seed = self.args.seed if seed is None else seed
-        return known.predict(unlabelled, self._prepare_inputs, samples, task, scale, seed)
+        return trained.predict(lambda i: self._prepare_inputs(batches[i]), len(batches), samples, task, scale, seed)
 
-    def _known_bootstrap(self) -> Bootstrap:
-        if self.train_dataset is None or self.bootstrap is None:
-            raise ValueError("training needs a train_dataset.")
-        return self.bootstrap
-
-    def _twinned(self) -> Pair:
-        if self._pair is None or self._pair.of is not self.model:  # `model_init` makes another one for each training
+    def _current_twin(self) -> _CurrentTwin:
+        if self._current is None or self._current.model is not self.model:  # `model_init` makes one for each training
             replicas = self.bootstrap.replicas if self.bootstrap else 2
-            self._pair = Pair(self.model, Twins(self.model, replicas, self.groups, self.args.seed))
-        return self._pair
+            self._current = _CurrentTwin(self.model, Twins(self.model, replicas, self.groups, self.args.seed))
+        return self._current
 
-    def _trained(self) -> Known:
-        self._settle()
-        if self._known is None or self._known.model is not self.model:
+    def _require_trained(self) -> TrainedModel:
+        self._update_model()
+        if self._trained is None or self._trained.model is not self.model:
             raise RuntimeError("this model was not trained yet, so there is no sigma: call train() first.")
-        return self._known
+        return self._trained
 
-    def _unsettle(self) -> None:
-        """The twins are other ones now."""
-        self._known, self._settled = None, False
+    def _note_change_of_twins(self) -> None:
+        self._trained, self._twins_are_ahead = None, True
 
-    def _settle(self) -> None:
-        """Bring the mean of the twins into `model`."""
-        if self._settled:
-            return
-        estimate = self.twins.estimate(scale=self._known_bootstrap().scale)
-        give_statistics(self, self._known_bootstrap(), estimate.module)
-        take_mean(self.model, estimate)
-        self._known, self._settled = Known(self.model, estimate.partition), True
+    def _update_model(self) -> None:
+        """Copy the mean of the twins into `model`, if they have changed."""
+        if self._twins_are_ahead:
+            estimate = self.twins.estimate(scale=self._loader.bootstrap.scale)
+            self._update_batchnorm(estimate.module)
+            self._trained = TrainedModel.from_estimate(estimate, self.model)
+            self._twins_are_ahead = False
+
+    def _update_batchnorm(self, mean: nn.Module) -> None:
+        collate = self._get_collator_with_removed_columns(self.data_collator, "training")
+        options = {"collate_fn": collate, "num_workers": self.args.dataloader_num_workers}
+        judge = Judge(self.train_dataset, self._loader.bootstrap, self._train_batch_size, self.args.seed, options)
+
+        @torch.no_grad()
+        def step(module: nn.Module, batch: Any, number: int) -> None:
+            with self.accelerator.autocast():
+                self.compute_loss(module, self._prepare_inputs(batch))
+
+        judge.give_statistics(mean, step, self.args.device, ENOUGH)
 
     def _match_precision(self) -> None:
-        """Run `model` under autocast if the twins train so, as a Trainer's own model does."""
+        """Run `model` under autocast if the twins train with it, as a Trainer's own model does."""
         if self.accelerator.native_amp and not hasattr(self.model, "_original_forward"):
             self.accelerator.prepare_model(self.model, evaluation_mode=True)
 
-    # Below: where the Trainer's own loop meets the twins.
+    # The methods that the Trainer calls: REPLACED
 
-    @called_by_trainer
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Pairs of batches: one for each twin, each from its own bootstrap sample."""
-        self._paired = PairedLoader(
+        """A tuple of batches for each step: one batch per twin, from its own bootstrap sample."""
+        if self.train_dataset is None or self.bootstrap is None:
+            raise ValueError("training needs a train_dataset.")
+        self._loader = PairedLoader(
             self.train_dataset,
-            self._known_bootstrap(),
+            self.bootstrap,
             self._train_batch_size,
             shuffle=self.args.train_sampling_strategy != "sequential",
             drop_last=self.args.dataloader_drop_last,
             seed=self.args.seed if self.args.data_seed is None else self.args.data_seed,
             collate_fn=self._get_collator_with_removed_columns(self.data_collator, "training"),
         )
-        return self._paired.dataloader(**workers(self.args))
+        options = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "multiprocessing_context")
+        return self._loader.dataloader(**{name: getattr(self.args, f"dataloader_{name}") for name in options})
 
-    @called_by_trainer
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         return super().create_optimizer(self.twins)  # type: ignore[no-any-return]
 
-    @called_by_trainer
     def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
         if not training:
             return super()._wrap_model(self.model, training=False)
-        return self._twinned().prepared(self.accelerator)
+        return self._current_twin().prepared(self.accelerator)
 
-    @called_by_trainer
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        pair, losses = self._twinned(), []
-        self._unsettle()
-        with pair.twins.sampled(self.noise):
+        current, losses = self._current_twin(), []
+        self._note_change_of_twins()
+        with current.twins.sampled(self.noise):
             counts = [None] * len(inputs) if num_items_in_batch is None else num_items_in_batch
-            for pair.turn, (batch, count) in enumerate(zip(inputs, counts, strict=True)):
+            for current.number, (batch, count) in enumerate(zip(inputs, counts, strict=True)):
                 losses.append(super().training_step(model, batch, count))
         return torch.stack(losses).mean()
 
-    @called_by_trainer
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
         if not batch_samples or isinstance(batch_samples[0], Mapping):
             return super()._get_num_items_in_batch(batch_samples, device)
         of_twins = map(list, zip(*batch_samples, strict=True))
         return [super(TwinTrainer, self)._get_num_items_in_batch(batches, device) for batches in of_twins]
 
-    @called_by_trainer
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
         self.accelerator.unscale_gradients()
         pool_gradients(self.twins, self.pooled)
         norms = [clip_grad_norm_(twin.parameters(), self.args.max_grad_norm) for twin in self.twins]
         return torch.stack(norms).mean()
 
-    @called_by_trainer
     def floating_point_ops(self, inputs: Any) -> int:
         return sum(super(TwinTrainer, self).floating_point_ops(batch) for batch in inputs)
 
-    @called_by_trainer
     def _track_num_input_tokens(self, inputs: Any) -> None:
         for batch in inputs:
             super()._track_num_input_tokens(batch)
 
-    @called_by_trainer
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
-        self._settle()
+        self._update_model()
         self._match_precision()
         return super().evaluation_loop(*args, **kwargs)
 
-    @called_by_trainer
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        self._settle()
+        self._update_model()
         super()._save(output_dir, state_dict)
-        if (known := self._known) is not None and known.model is self.model and self.args.should_save:
-            known.save(output_dir or self.args.output_dir)
+        if self._trained is not None and self._trained.model is self.model and self.args.should_save:
+            self._trained.save(output_dir or self.args.output_dir)
 
-    @called_by_trainer
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
         if self.args.should_save:
-            write_twins(output_dir, self.twins, self._paired, self)
+            write_twins(output_dir, self.twins, self._loader, self)
 
-    @called_by_trainer
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None:
-            read_twins(checkpoint, self.twins, self._paired, self)
-            self._unsettle()
+            read_twins(checkpoint, self.twins, self._loader, self)
+            self._note_change_of_twins()
         super()._load_optimizer_and_scheduler(checkpoint)
 
-    @called_by_trainer
     def _load_best_model(self) -> None:
-        self._settle()
+        self._update_model()
         super()._load_best_model()
-        self._known = Known(self.model, *read_sigma(self.state.best_model_checkpoint, self.model))
+        self._trained = TrainedModel.read(self.state.best_model_checkpoint, self.model)
+
+
+class _TwinCallback(TrainerCallback):  # type: ignore[misc]
+    """The parts of Algorithm 1 before and after a step: resets, pooled gradients and sigma."""
+
+    def __init__(self, trainer: TwinTrainer) -> None:
+        self.trainer, self.resumed_in_epoch, self.stepped = trainer, False, False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.resumed_in_epoch = (state.epoch or 0) % 1 != 0  # the reset before this epoch was done
+        self.stepped = state.global_step > 0  # resumed after a step: its reset was not done
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        resumed, self.resumed_in_epoch = self.resumed_in_epoch, False
+        done = math.floor(state.epoch) if resumed else math.ceil(state.epoch or 0)
+        self.trainer._loader.epoch = done + 1
+        _, by_epoch = resets.steps_and_epochs(self.trainer.due)
+        if done and not resumed and resets.is_due(by_epoch, done):
+            self._reset()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        stepped, self.stepped = self.stepped, False
+        by_step, _ = resets.steps_and_epochs(self.trainer.due)
+        if stepped and resets.is_due(by_step, state.global_step):
+            self._reset()
+
+    def _reset(self) -> None:
+        self.trainer.twins.reset(self.trainer.mode)
+        self.trainer._note_change_of_twins()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if args.max_grad_norm <= 0:  # otherwise _clip_grad_norm has pooled them
+            pool_gradients(self.trainer.twins, self.trainer.pooled)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.stepped = True
+        self.trainer.twins.update()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer._update_model()
+
+
+class _CurrentTwin(nn.Module):
+    """The module that the Trainer's loop trains: it runs the twin of the current `number`.
+
+    With several processes, each twin has its own DistributedDataParallel, because each has its own backward pass.
+    """
+
+    def __init__(self, model: nn.Module, twins: Twins) -> None:
+        super().__init__()
+        self.twins, self.number = twins, 0
+        # Lists hide modules from PyTorch: these have no further weights to train.
+        self._model, self._prepared, self._runners = [model], list[nn.Module](), list[Any](twins)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model that the twins are copies of."""
+        return self._model[0]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._runners[self.number](*args, **kwargs)
+
+    def prepared(self, accelerator: Any) -> nn.Module:
+        """This module with autocast and compilation, as accelerate was configured."""
+        if not self._prepared:
+            if accelerator.num_processes > 1:
+                options = accelerator.ddp_handler.to_kwargs() if accelerator.ddp_handler else {}
+                self._runners = [DistributedDataParallel(twin, **options) for twin in self.twins]
+            self._prepared.append(accelerator.prepare_model(self, evaluation_mode=True))
+        return self._prepared[0]
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for runner in self._runners:
+                stack.enter_context(runner.no_sync())
+            yield
+
+    def _get_name(self) -> str:  # the Trainer uses it to decide whether to shift labels for label smoothing
+        model: Any = self.model
+        return type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__
+
+
+def _require_arguments(model: Any, args: Any) -> None:
+    """Refuse arguments with which the Trainer would fail later, or which accelerate would ignore."""
+    if model is not None and not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {type(model).__name__}.")
+    if not isinstance(args, TrainingArguments):
+        raise TypeError(f"args must be TrainingArguments, not {type(args).__name__}.")
+    require_whole("per_device_train_batch_size", args.per_device_train_batch_size, 1)
+    for seed in (args.seed, 0 if args.data_seed is None else args.data_seed):
+        if not 0 <= seeds.checked(seed) < 2**32:  # the range of numpy
+            raise ValueError(f"a seed of TrainingArguments must be between 0 and 2**32 - 1, not {seed!r}.")
+    if args.fsdp:  # on a CPU, accelerate ignores it
+        raise ValueError(SHARDED)

@@ -4,58 +4,274 @@
 
     model = TwinBootRegressor(random_state=0).fit(X, y)
     low, high = model.predict_interval(X_new, level=0.9)
-
-The rows that no twin saw, about 13.5 % of them, stop the training and calibrate what is predicted (`rows.py`,
-`estimate/conformal.py`). In small tables, where both twins may see every row, other bootstrap samples are drawn until
-two rows are unseen (one, if two cannot be).
-
-Inputs, and the targets of regression, are standardised inside, by the rows that the twins see, so that any units will
-do; sparse inputs are made dense.
-
-`fit` takes a `sample_weight`. A weight of 0 is a missing row, and the order of the rows does not matter. Weights that
-are all the same are as none. Where all are whole numbers up to 10, a weight of 2 is a row that comes twice, bit for
-bit. Other weights, large whole numbers too, multiply the loss of a row, and only their ratios matter.
-
-After `fit` there are `estimate_`, the `twinboot.Estimate` of standardised inputs, (X - `center_`) / `spread_`, whose
-`save` needs no pickle; `history_` with a value for each epoch; `best_epoch_` and `seed_`.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import chain, pairwise
+from numbers import Integral
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import TensorDataset
+from torch import Tensor, nn
+from torch.utils.data import Subset, TensorDataset
 
 from ..._core.extras import how_to_install
 
 try:
-    from sklearn.base import ClassifierMixin, RegressorMixin
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+    from sklearn.utils import check_random_state
     from sklearn.utils.multiclass import check_classification_targets
-
-    from .estimator import TOO_FAR, TwinBoot
+    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 except ImportError as error:
     raise ImportError(f"these estimators need scikit-learn 1.6 or newer: {how_to_install('sklearn')}") from error
 
-from ..._core.checks import shown
+from ... import Prediction, fit
+from ..._core.checks import one_line, require_number, require_whole, shown
+from ..._core.randomness import own_randomness, seeded
+from ..._core.replicate import replicate
+from ..._core.seeds import derive
 from ...data.bootstrap import UNSEEN
 from ...estimate import conformal
-from .rows import unit
+from ...estimate.prediction import Task
+from ...groups import Grouping
+from ...resets import Mode
+from ...training import losses
+from ...training.optimizers import adam
+from .rows import Floats, Rows, RowSplit, mean_and_scale, power_of_two, sort_rows, split_rows
 
-ENOUGH = 50  # unseen rows for a temperature: fewer would leave it to chance
-LEAST_NOISE = 0.05  # share of the squared errors, where the draws alone vary more than those
+__all__ = ["TwinBootClassifier", "TwinBootRegressor"]
+
+TOO_FAR = "X has values so far from the training data that the prediction is not a finite number."
+LARGE, BATCH, LARGE_BATCH = 2000, 32, 256  # rows of a large table; batch sizes for small and large tables
+ENOUGH = 50  # out-of-bag rows to calibrate a classifier: with fewer, the temperature is too uncertain
+MIN_NOISE = 0.05  # least share of the squared errors that counts as noise, where the draws vary more than that
 
 
-class TwinBootClassifier(ClassifierMixin, TwinBoot):  # type: ignore[misc]
-    """A network of which two twins train on bootstrap samples of the rows, as a classifier.
+class _TwinBoot(BaseEstimator):  # type: ignore[misc]
+    """What the two estimators share: parameters, checks and training."""
 
-    Where at least 50 rows are unseen, and no weight multiplies a loss, they also set the temperature of the
-    probabilities and the scale of the weight noise (`estimate_.scale`; 0 takes it away).
-    `twinboot.integrations.sklearn` says what both estimators share.
+    _task: Task
+    _sets_rows_aside: bool  # whether half of the out-of-bag rows are set aside for calibration
+
+    def __init__(
+        self,
+        hidden: Sequence[int] = (50,),
+        *,
+        network: Callable[[int, int], nn.Module] | None = None,
+        epochs: int = 200,
+        patience: int | None = 20,
+        batch_size: int | Literal["auto"] = "auto",
+        learning_rate: float = 0.01,
+        groups: str | Grouping = "unit",
+        mode: Mode = "centered",
+        samples: int = 32,
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool = False,
+    ) -> None:
+        """
+        Inputs, and targets of regression, are standardized inside, with mean and standard deviation of the rows that
+        the twins train on. So their units do not matter. Sparse inputs are made dense.
+
+        Args:
+            hidden: Number of units in each hidden layer of the default network, which uses ReLU.
+            network: A function of (number of inputs, number of outputs) that returns another network. The network
+                must return logits for classification and one value for regression.
+            epochs: Maximum number of epochs.
+            patience: Stop after this many epochs without a better loss on the out-of-bag rows. None runs all epochs.
+                Either way, the best epoch is used.
+            batch_size: Batch size per twin. `"auto"` is 32, or 256 for 2000 rows or more.
+            learning_rate: Learning rate of Adam.
+            groups: Which weights share one sigma, as in `twinboot.Twins`.
+            mode: How to reset the twins after each epoch, as in `twinboot.fit`.
+            samples: Number of draws of the weights for a prediction. 0 uses the mean of the twins.
+            random_state: Seed of everything random. None draws a seed.
+            verbose: Whether to print a line for each epoch to standard error.
+        """
+        self.hidden = hidden
+        self.network = network
+        self.epochs = epochs
+        self.patience = patience
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.groups = groups
+        self.mode = mode
+        self.samples = samples
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    @property
+    def partial_fit(self) -> Any:
+        """Missing for `hasattr`, which scikit-learn uses, with an explanation for people."""
+        raise AttributeError(
+            f"{type(self).__name__} has no partial_fit: the bootstrap samples are drawn once from all rows, and "
+            "out-of-bag rows must stay unseen. Use fit with all rows."
+        )
+
+    def _check(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
+        """Check all arguments. Returns inputs, targets and weights of the rows with a positive weight."""
+        self._check_parameters()
+        numeric = self._task == "regression"
+        if any(getattr(getattr(given, "dtype", None), "kind", None) == "c" for given in (X, y)):
+            raise ValueError("Complex data not supported: X and y must be real.")
+        y = _real(y) if numeric and y is not None else y
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float64, y_numeric=numeric, ensure_min_samples=2)
+        weight = _check_sample_weight(sample_weight, X, dtype=np.float64)
+        if (weight < 0).any():
+            raise ValueError("sample_weight must not be negative.")
+        positive = weight > 0
+        if positive.sum() < 2:
+            raise ValueError(f"sample_weight leaves {positive.sum()} sample(s), but two twins need at least 2.")
+        X, y, weight = _dense(X[positive]), y[positive], weight[positive]
+        if weight.min() / weight.max() < np.finfo(np.float32).tiny:  # losses are float32
+            raise ValueError("sample_weight has ratios that are too small for float32: use 0 for the small weights.")
+        with np.errstate(over="ignore"):
+            ranges = {"a column of X": np.ptp(X, axis=0)} | ({"y": np.ptp(y)} if numeric else {})
+        for what, found in ranges.items():
+            if not np.isfinite(found).all():
+                raise ValueError(f"the range of {what} is too large for float64: use other units.")
+        return X, y, weight
+
+    def _check_parameters(self) -> None:
+        if self.network is not None and (isinstance(self.network, nn.Module) or not callable(self.network)):
+            raise TypeError(f"network must be a function that makes one, such as nn.Linear, not {shown(self.network)}.")
+        samples = _plain(self.samples)
+        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 0 or samples == 1:
+            raise ValueError(f"samples must be 0, for the mean model, or at least 2, not {shown(samples)}.")
+        require_whole("epochs", _plain(self.epochs), 1)
+        if self.patience is not None:
+            require_whole("patience", _plain(self.patience), 1)
+        if not isinstance(self.batch_size, str) or self.batch_size != "auto":
+            require_whole("batch_size", _plain(self.batch_size), 1, '; "auto" chooses one')
+        require_number("learning_rate", self.learning_rate, positive=True)
+        if not isinstance(self.verbose, (bool, np.bool_, Integral)):
+            raise TypeError(f"verbose must be True or False, not {shown(self.verbose)}.")
+
+    def _seed(self) -> int:
+        try:
+            return int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        except (TypeError, ValueError):
+            raise ValueError(
+                "random_state must be None, a whole number from 0 to 2**32 - 1 or a RandomState, not "
+                f"{shown(self.random_state)}."
+            ) from None
+
+    def _train(self, x: Any, y: Any, weight: Any, outputs: int) -> tuple[Rows, RowSplit]:
+        """Train the twins and set the attributes that both estimators have after `fit`."""
+        seed = self._seed()
+        rows = sort_rows(x, y, weight, seed)
+        split = split_rows(len(rows.x), seed, self._sets_rows_aside)
+        # Standardize by the rows seen in training only: out-of-bag rows must not influence the model.
+        seen = split.seen.numpy()
+        self.center_, self.spread_ = mean_and_scale(rows.x[seen], rows.weight[seen])
+        if self._task == "regression":
+            self.target_center_, self.target_spread_ = map(float, mean_and_scale(rows.y[seen], rows.weight[seen]))
+        with seeded(derive(seed, "network")):
+            network = (self.network or self._mlp)(rows.x.shape[1], outputs)
+        data, loss = self._data_and_loss(rows)
+        _check_network(network, data.tensors[0][:2], outputs)
+        batch_size = (BATCH if len(rows.x) < LARGE else LARGE_BATCH) if self.batch_size == "auto" else self.batch_size
+        result = fit(
+            network,
+            Subset(data, split.train.tolist()),
+            loss,
+            optimizer=lambda parameters: adam(parameters, float(self.learning_rate)),
+            epochs=self.epochs,
+            patience=self.patience,
+            batch_size=min(batch_size, 2**31),  # more than any table has, and small enough to compute with
+            groups=self.groups,
+            mode=self.mode,
+            bootstrap=split.bootstrap,
+            seed=seed,
+            progress=bool(self.verbose),
+        )
+        self.seed_, self.estimate_ = seed, result.estimate
+        self.estimate_.task = self._task  # `fit` does not know it if the loss is a function
+        self.history_, self.best_epoch_ = result.history, result.best_epoch
+        return rows, split
+
+    def _mlp(self, inputs: int, outputs: int) -> nn.Module:
+        hidden = self.hidden.tolist() if isinstance(self.hidden, np.ndarray) else self.hidden
+        is_sequence = isinstance(hidden, Sequence) and not isinstance(hidden, (str, bytes))
+        widths = list(map(_plain, hidden)) if is_sequence else [0]
+        if not all(isinstance(units, int) and not isinstance(units, bool) and units >= 1 for units in widths):
+            raise ValueError(f"hidden must be a sequence of widths, such as (50,), not {shown(self.hidden)}.")
+        sizes = [inputs, *widths]
+        try:
+            layers = [[nn.Linear(before, after), nn.ReLU()] for before, after in pairwise(sizes)]
+        except (RuntimeError, TypeError, OverflowError):
+            raise ValueError(f"a network with hidden={shown(self.hidden)} does not fit into memory.") from None
+        return nn.Sequential(*chain.from_iterable(layers), nn.Linear(sizes[-1], outputs))
+
+    def _data_and_loss(self, rows: Rows) -> tuple[TensorDataset, Task | losses.Loss]:
+        """The dataset and the loss for `fit`. Weights are a second column of the target."""
+        x = self._standardize(rows.x).float()
+        y = torch.from_numpy(rows.y)
+        if self._task == "regression":
+            y = ((y - self.target_center_) / self.target_spread_).float()[:, None]
+        else:
+            y = y.long()
+        if (rows.weight == 1).all():
+            return TensorDataset(x, y), self._task
+        plain_loss, dtype, shape = losses.named(self._task), y.dtype, y.shape[1:]
+
+        def weighted_loss(output: Tensor, target: Tensor) -> Tensor:
+            return target[:, 1].to(output) * plain_loss(output, target[:, 0].to(dtype).reshape(-1, *shape))
+
+        return TensorDataset(x, torch.stack([y.double().flatten(), torch.from_numpy(rows.weight)], 1)), weighted_loss
+
+    def _standardize(self, x: Floats) -> Tensor:
+        with np.errstate(over="ignore"):
+            standardized = (x - self.center_) / self.spread_
+        if not np.isfinite(standardized).all():
+            raise ValueError(TOO_FAR)
+        return torch.from_numpy(standardized)
+
+    def _check_input(self, X: Any) -> Floats:
+        check_is_fitted(self)
+        return _dense(validate_data(self, X, accept_sparse="csr", dtype=np.float64, reset=False))
+
+    def _predict(self, x: Floats) -> Prediction:
+        # In float64, the prediction for a row does not depend on the other rows.
+        estimate = copy.deepcopy(self.estimate_).double()
+        # Twins of a handful of rows may be equal: then all draws are the mean.
+        samples = int(self.samples) if estimate.partition.sigma.any() else 0
+        found = estimate.predict(self._standardize(x), samples, self._task, seed=self.seed_)
+        if not (found.mean.isfinite() & found.std.isfinite()).all():
+            raise ValueError(TOO_FAR)
+        return found
+
+
+class TwinBootClassifier(ClassifierMixin, _TwinBoot):  # type: ignore[misc]
+    """Neural network classifier with calibrated probabilities, trained with Twin-Boot.
+
+    Two twins of a network train on bootstrap samples of the rows. About 13.5 % of the rows are out-of-bag: neither twin
+    trains on them. They decide when training stops. If there are at least 50, and no weight multiplies a loss, they
+    also calibrate the temperature of the probabilities and the scale of the weight noise.
+
+    `fit` accepts a `sample_weight`. If all weights are whole numbers up to 10, a weight of 2 equals a row that appears
+    twice, and 0 a missing row, bit for bit. Other weights multiply the loss; only their ratios matter.
+
+    The constructor describes the parameters.
+
+    Attributes:
+        classes_: The classes, sorted.
+        estimate_: The `twinboot.Estimate`. Its inputs are standardized: (X - `center_`) / `spread_`.
+        history_: Values of each epoch, as in `twinboot.fit`.
+        best_epoch_: The epoch that was used.
+        seed_: The seed that `random_state` gave.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -65,47 +281,58 @@ class TwinBootClassifier(ClassifierMixin, TwinBoot):  # type: ignore[misc]
     """
 
     _task = "classification"
-    _sets_aside = False
+    _sets_rows_aside = False
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TwinBootClassifier:
-        """Train twins on rows X and their classes y."""
+        """Train on rows X with classes y."""
         X, y, weight = self._check(X, y, sample_weight)
         try:
             check_classification_targets(y)
             self.classes_, codes = np.unique(y, return_inverse=True)
         except TypeError:
-            raise ValueError("the classes in y have no order: use numbers or strings, and not both.") from None
+            raise ValueError("the classes in y cannot be sorted: use either numbers or strings.") from None
         if len(self.classes_) < 2:
-            raise ValueError(f"y has one class only, {self.classes_[0]!r}, and there must be at least two classes.")
-        rows, shares = self._fit(X, codes.astype(np.float64), weight, len(self.classes_))
-        unseen = shares.stopping
-        if len(unseen) >= ENOUGH and self.samples and (rows.weight == 1).all():  # `calibrate` knows no weights
-            x, labels = self._standardised(rows.x).float()[unseen], torch.from_numpy(rows.y).long()[unseen]
-            with warnings.catch_warnings():  # of no weight noise, for nobody asked for this step
+            raise ValueError(f"y has only the class {self.classes_[0]!r}, but there must be at least two classes.")
+        rows, split = self._train(X, codes.astype(np.float64), weight, len(self.classes_))
+        unseen = split.stopping
+        if len(unseen) >= ENOUGH and self.samples and (rows.weight == 1).all():  # `calibrate` takes no weights
+            x, labels = self._standardize(rows.x).float()[unseen], torch.from_numpy(rows.y).long()[unseen]
+            with warnings.catch_warnings():  # that the best scale is 0: the user did not ask for calibration
                 warnings.simplefilter("ignore")
                 self.estimate_.calibrate(TensorDataset(x, labels), samples=self.samples, seed=self.seed_)
         return self
 
-    def predict_proba(self, X: Any) -> NDArray[np.float64]:
-        """Class probabilities, in the order of `classes_`."""
-        return np.asarray(self._prediction(self._checked_input(X)).probs.cpu())
+    def predict_proba(self, X: Any) -> Floats:
+        """Predict class probabilities [rows, classes], in the order of `classes_`."""
+        return np.asarray(self._predict(self._check_input(X)).probs.cpu())
 
     def predict(self, X: Any) -> NDArray[Any]:
-        """The most probable classes."""
-        labels = self.predict_proba(X).argmax(1)
-        return np.asarray(self.classes_[labels])
+        """Predict the most probable class of each row."""
+        return np.asarray(self.classes_[self.predict_proba(X).argmax(1)])
 
 
-class TwinBootRegressor(RegressorMixin, TwinBoot):  # type: ignore[misc]
-    """A network of which two twins train on bootstrap samples of the rows, as a regressor with error bars.
+class TwinBootRegressor(RegressorMixin, _TwinBoot):  # type: ignore[misc]
+    """Neural network regressor with standard deviations and conformal intervals, trained with Twin-Boot.
 
-    About 13.5 % of the rows are seen by neither twin. Half of those stop the training and tell the noise of the values;
-    the other half is left alone until the end and calibrates `predict_interval`. For rows that are exchangeable with
-    new ones its guarantee is therefore exact, on the average over tables and new rows. (It is approximate with weights
-    that multiply losses, and void where rows were copied on purpose, or by weights that repeat them, so that the twins
-    saw copies of what calibrates.)
+    Two twins of a network train on bootstrap samples of the rows. About 13.5 % of the rows are out-of-bag: neither twin
+    trains on them. Half of these decide when training stops and estimate the noise of the targets. The other half
+    calibrate `predict_interval`. If rows are exchangeable with new ones, the coverage of the intervals is guaranteed on
+    average over tables and new rows. With weights that multiply losses, the guarantee is approximate. It is void if
+    rows appear several times in the table, or by their weights.
 
-    `noise_` is the standard deviation of that noise. `twinboot.integrations.sklearn` says what both estimators share.
+    `fit` accepts a `sample_weight`. If all weights are whole numbers up to 10, a weight of 2 equals a row that appears
+    twice, and 0 a missing row, bit for bit. Other weights multiply the loss; only their ratios matter.
+
+    The constructor describes the parameters.
+
+    Attributes:
+        noise_: Standard deviation of the noise of the targets.
+        scores_: Conformal scores of the rows that calibrate the intervals.
+        estimate_: The `twinboot.Estimate`. Its inputs are standardized: (X - `center_`) / `spread_`. So are its
+            outputs: (y - `target_center_`) / `target_spread_`.
+        history_: Values of each epoch, as in `twinboot.fit`.
+        best_epoch_: The epoch that was used.
+        seed_: The seed that `random_state` gave.
 
     >>> from sklearn.datasets import load_diabetes
     >>> X, y = load_diabetes(return_X_y=True)
@@ -116,63 +343,107 @@ class TwinBootRegressor(RegressorMixin, TwinBoot):  # type: ignore[misc]
     """
 
     _task = "regression"
-    _sets_aside = True
+    _sets_rows_aside = True
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TwinBootRegressor:
-        """Train twins on rows X and their values y."""
+        """Train on rows X with values y."""
         X, y, weight = self._check(X, y, sample_weight)
-        rows, shares = self._fit(X, y, weight, 1)
-        # The noise is that of the rows that stopped, so that the scale of the scores knows nothing of those set aside.
-        stop, aside = shares.stopping.numpy(), shares.aside.numpy()
+        rows, split = self._train(X, y, weight, 1)
+        # The noise comes from the rows that stop training, so the scores are independent of it.
+        stop, calibration = split.stopping.numpy(), split.calibration.numpy()
         mean, spread = self._mean_and_spread(rows.x[stop])
-        scale = unit(np.r_[rows.y[stop], mean, spread, self.target_spread_])  # in which squares are floats
-        errors = np.average((rows.y[stop] / scale - mean / scale) ** 2, weights=rows.weight[stop])
-        noise = max(errors - np.average((spread / scale) ** 2, weights=rows.weight[stop]), LEAST_NOISE * errors)
-        least = 1e-6 * (self.target_spread_ / scale)  # a perfect fit has a scale, too
-        self.noise_ = float(scale * math.sqrt(max(noise, least**2)))
-        mean, std = self._mean_and_std(rows.x[aside])
-        with np.errstate(over="ignore"):  # a score may be infinite; halves have a difference that is not
-            self.scores_ = np.abs(rows.y[aside] / 2 - mean / 2) / (std / 2)
-        self.scores_weight_ = rows.weight[aside]
+        unit = power_of_two(np.r_[rows.y[stop], mean, spread, self.target_spread_])  # squares must not overflow
+        errors = np.average((rows.y[stop] / unit - mean / unit) ** 2, weights=rows.weight[stop])
+        noise = max(errors - np.average((spread / unit) ** 2, weights=rows.weight[stop]), MIN_NOISE * errors)
+        least = 1e-6 * (self.target_spread_ / unit)  # above 0 even for a perfect fit
+        self.noise_ = float(unit * math.sqrt(max(noise, least**2)))
+        mean, std = self._mean_and_std(rows.x[calibration])
+        with np.errstate(over="ignore"):  # a score may be infinite; the difference of halves is finite
+            self.scores_ = np.abs(rows.y[calibration] / 2 - mean / 2) / (std / 2)
+        self.scores_weight_ = rows.weight[calibration]
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """The expected values, and with `return_std` the standard deviation of a new measurement around them: what the
-        data leave open about the weights, and the noise of the measurement itself (`noise_`)."""
+        """Predict the mean, and with `return_std` also the standard deviation of a new measurement.
+
+        The standard deviation combines the uncertainty of the weights and the noise of the measurement (`noise_`).
+        """
         if not isinstance(return_std, (bool, np.bool_)):
             raise TypeError(f"return_std must be True or False, not {shown(return_std)}.")
-        mean, std = self._mean_and_std(self._checked_input(X))
+        mean, std = self._mean_and_std(self._check_input(X))
         return (mean, std) if return_std else mean
 
-    def predict_interval(self, X: Any, level: float = 0.9) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Lower and upper ends of intervals, each of which holds a new measurement with a probability of `level`.
+    def predict_interval(self, X: Any, level: float = 0.9) -> tuple[Floats, Floats]:
+        """Predict intervals that contain a new measurement with probability `level`.
 
-        Infinite, with a warning, where too few rows were set aside to say it: level / (1 - level) are needed, 9 for
-        90 %.
+        Args:
+            X: The rows.
+            level: The coverage, between 0 and 1.
+
+        Returns:
+            Lower and upper ends. They are infinite, with a warning, if fewer than level / (1 - level) rows calibrate
+            the intervals: 9 for 90 %.
         """
-        mean, std = self._mean_and_std(self._checked_input(X))
+        mean, std = self._mean_and_std(self._check_input(X))
         half = conformal.quantile(self.scores_, level, self.scores_weight_)
         if not math.isfinite(half):
-            needed = math.ceil(level / (1 - level) - 1e-9)  # 0.9 / 0.1 is to be 9 whatever rounding makes of it
+            needed = math.ceil(level / (1 - level) - 1e-9)  # 0.9 / 0.1 is 9, despite rounding
             warnings.warn(
-                f"intervals of {float(level):g} are infinite: {len(self.scores_)} rows were set aside to calibrate "
-                f"them, and {needed} are needed, which a table of some {math.ceil(needed / (UNSEEN / 2))} rows has.",
+                f"intervals of level {float(level):g} are infinite: they need {needed} rows for calibration, but there "
+                f"are {len(self.scores_)}. Use a table of about {math.ceil(needed / (UNSEEN / 2))} rows.",
                 stacklevel=2,
             )
         return mean - half * std, mean + half * std
 
-    def _mean_and_std(self, x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _mean_and_std(self, x: Floats) -> tuple[Floats, Floats]:
         mean, spread = self._mean_and_spread(x)
         return mean, np.hypot(spread, self.noise_)
 
-    def _mean_and_spread(self, x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """In the target's units: the mean over draws of the weights, and how far these spread."""
+    def _mean_and_spread(self, x: Floats) -> tuple[Floats, Floats]:
+        """Mean and standard deviation over the draws of the weights, in units of the target."""
         if not len(x):
             return np.empty(0), np.empty(0)
-        found = self._prediction(x)
+        found = self._predict(x)
         with np.errstate(over="ignore"):
             mean, spread = (np.asarray(v.cpu()).reshape(len(x)) * self.target_spread_ for v in (found.mean, found.std))
             mean = mean + self.target_center_
         if not np.isfinite([mean, spread]).all():
             raise ValueError(TOO_FAR)
         return mean, spread
+
+
+def _check_network(network: object, x: Tensor, outputs: int) -> None:
+    """Run a copy of the network on two rows, in evaluation mode, so that the network itself does not change."""
+    if not isinstance(network, nn.Module):
+        raise TypeError(f"network must make an nn.Module, not {shown(network)}.")
+    device = next((p.device for p in network.parameters()), x.device)
+    try:
+        [copied] = replicate(network)
+        with torch.no_grad(), own_randomness(device, "network"):
+            output = copied.eval()(x.to(device))
+    except Exception as error:  # whatever the network raises
+        raise ValueError(f"the network does not run on {x.shape[1]} inputs in float32: {one_line(error)}.") from error
+    if not isinstance(output, Tensor):
+        raise TypeError(f"the network must return a tensor, not {type(output).__name__}.")
+    if output.shape != (len(x), outputs):
+        raise ValueError(
+            f"the network must return shape {(len(x), outputs)} for {len(x)} rows, not {tuple(output.shape)}."
+        )
+
+
+def _real(y: Any) -> Floats:
+    with suppress(TypeError, ValueError, RuntimeError):  # from values that are not numbers
+        found = np.asarray(y)
+        if found.dtype.kind != "c":
+            return found.astype(np.float64)
+    raise ValueError(f"y must be a real number for each row, not {shown(y)}.")
+
+
+def _plain(number: Any) -> Any:
+    """A numpy number as a Python number."""
+    return number.item() if isinstance(number, np.generic) else number
+
+
+def _dense(x: Any) -> Floats:
+    """A dense table in row-major order: matrix products of column-major ones round differently."""
+    return np.ascontiguousarray(x.toarray() if hasattr(x, "toarray") else x, np.float64)

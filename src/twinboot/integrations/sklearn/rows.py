@@ -1,11 +1,10 @@
-"""The rows of a table as twins train on them: an order that is the table's own, and who sees which row.
+"""Table rows in an order of their own, and which rows train the twins, stop the training or calibrate.
 
-What is drawn for a row follows from the row itself and a seed, not from its place: each row gets a hash of its numbers,
-and the hashes are the order. So a table in another order, a weight of 0 instead of a missing row, and a weight of 2
-instead of a row that comes twice, all give the same training, bit for bit. (An order by the numbers themselves would do
-that, too, but a seed would then always pick the same ranks, and what it sets aside would be no fair sample.) Weights
-are not hashed, so that other units of them leave the order as it is. Other units of inputs or targets are other numbers
-and give another order, as another seed does.
+What happens to a row depends on its numbers and a seed, not on its place in the table: rows are sorted by a hash of
+their numbers. So three pairs of tables give the same training, bit for bit: one and the same in another order; with a
+row of weight 0 and without the row; with a row of weight 2 and with the row twice. Sorting by the numbers themselves
+would do that, too, but then a seed would pick the same ranks in each table, which is no fair sample. Weights are not
+hashed, so a common factor on them does not change the order. Other units of inputs or targets do change it.
 """
 
 from __future__ import annotations
@@ -20,53 +19,55 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ... import Bootstrap
 from ..._core.seeds import derive
-from ...data.bootstrap import Bootstrap
 
 Floats = NDArray[np.float64]
-TRIES = 100  # bootstraps of a small table, until two rows are unseen
-MOST = 10  # a weight that may still be a number of repetitions: each costs as much as a row
+TRIES = 100  # bootstraps to try until two rows of a small table are out-of-bag
+MAX_REPEATS = 10  # larger weights multiply the loss instead: each repetition costs as much as a row
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Inputs [n, d], targets [n] and weights [n] with a mean of 1, in their own order."""
+    """Inputs [n, d], targets [n] and weights [n] with mean 1, sorted by the hashes of the rows."""
 
     x: Floats
     y: Floats
     weight: Floats
 
 
-def ordered(x: Floats, y: Floats, weight: Floats, seed: int) -> Rows:
-    """Rows by their hashes, equal ones by their weights. Rows with a weight of 0 are to be left out before.
+def sort_rows(x: Floats, y: Floats, weight: Floats, seed: int) -> Rows:
+    """Sort rows by their hashes, and equal rows by weight. All weights must be positive.
 
-    Weights that are all the same are as none. Whole numbers up to 10 repeat a row so many times. Others stay with their
-    rows, and only their ratios matter.
+    Equal weights become 1. Whole weights up to 10 repeat their rows. Of other weights, only the ratios matter.
     """
     repeats = np.ones(len(weight), np.int64)
     if weight.min() == weight.max():
         weight = np.ones(len(weight))
-    elif weight.max() <= MOST and (weight == np.round(weight)).all():
+    elif weight.max() <= MAX_REPEATS and (weight == np.round(weight)).all():
         repeats, weight = weight.astype(np.int64), np.ones(len(weight))
     else:
-        weight = weight / unit(weight)
+        weight = weight / power_of_two(weight)
         weight = weight / weight.mean()
-    x, y = x + 0.0, y + 0.0  # -0.0 is 0.0: they are equal, but not their bytes
+    x, y = x + 0.0, y + 0.0  # -0.0 equals 0.0, but has other bytes
     key = derive(seed, "order").to_bytes(8, "little")
     hashes = [
         blake2b(np.r_[target, row].tobytes(), digest_size=8, key=key).digest() for row, target in zip(x, y, strict=True)
     ]
-    places = np.lexsort((weight, np.frombuffer(b"".join(hashes), np.uint64)))
-    places = np.repeat(places, repeats[places])
-    return Rows(x[places], y[places], weight[places])
+    order = np.lexsort((weight, np.frombuffer(b"".join(hashes), np.uint64)))
+    order = np.repeat(order, repeats[order])
+    return Rows(x[order], y[order], weight[order])
 
 
 @dataclass(frozen=True, eq=False)
-class Shares:
-    """Who sees which rows: `train` are those of `bootstrap`, with the unseen ones that stop; `aside` is left alone."""
+class RowSplit:
+    """Indices of rows: `seen` by a twin, `stopping` (out-of-bag), and `calibration` (out-of-bag and set aside).
+
+    `fit` gets the rows `train`, which are the first two kinds, and the bootstrap of these.
+    """
 
     train: Tensor
-    aside: Tensor
+    calibration: Tensor
     bootstrap: Bootstrap
 
     @property
@@ -78,41 +79,40 @@ class Shares:
         return self.train[self.bootstrap.unseen]
 
 
-def shared(n: int, seed: int, set_aside: bool) -> Shares:
-    """Bootstrap samples that leave some rows unseen; every second one of those is set aside, if asked for.
+def split_rows(n: int, seed: int, calibrate: bool) -> RowSplit:
+    """Draw bootstrap samples that leave some rows out-of-bag. With `calibrate`, set every second of these aside.
 
-    Small tables may have no unseen rows. Then other bootstrap samples are drawn until there are two, or one where two
-    are too much to ask for. That looks at numbers of rows alone, never at the rows.
+    If a small table has fewer than two out-of-bag rows, draw again, and after 100 times accept one. This does not look
+    at the values in the rows.
     """
     for attempt in itertools.count():
-        drawn = Bootstrap(n, seed=derive(seed, "bootstrap", attempt))
-        unseen = drawn.unseen
+        bootstrap = Bootstrap(n, seed=derive(seed, "bootstrap", attempt))
+        unseen = bootstrap.unseen
         if len(unseen) >= (2 if attempt < TRIES and n > 2 else 1):
             break
-    aside = unseen[1::2] if set_aside else unseen[:0]
-    kept = torch.ones(n, dtype=torch.bool)
-    kept[aside] = False
-    bootstrap = copy.copy(drawn)
-    bootstrap.n, bootstrap.counts = int(kept.sum()), drawn.counts[:, kept]
-    return Shares(kept.nonzero().squeeze(1), aside, bootstrap)
+    calibration = unseen[1::2] if calibrate else unseen[:0]
+    is_train = torch.ones(n, dtype=torch.bool)
+    is_train[calibration] = False
+    train_bootstrap = copy.copy(bootstrap)
+    train_bootstrap.n, train_bootstrap.counts = int(is_train.sum()), bootstrap.counts[:, is_train]
+    return RowSplit(is_train.nonzero().squeeze(1), calibration, train_bootstrap)
 
 
-def unit(values: Floats) -> Floats:
-    """The power of two at or below the largest absolute value along the rows; 1 where all values are 0.
+def power_of_two(values: Floats) -> Floats:
+    """The largest power of two up to the largest absolute value of each column; 1 where all values are 0.
 
-    In these units squares and sums neither over- nor underflow, whatever the units of the values. Dividing by a power
-    of two is exact: what is computed from the quotients is the same as from the values, bit for bit.
+    After division by it, squares and sums neither overflow nor underflow. The division is exact, so results do not
+    depend on the units, bit for bit.
     """
     largest = np.abs(values).max(axis=0)
     return np.where(largest > 0, np.ldexp(1.0, np.frexp(largest)[1] - 1), 1.0)
 
 
-def moments(values: Floats, weight: Floats) -> tuple[Floats, Floats]:
-    """The mean and the standard deviation along the rows; instead of the latter `unit` where all values are the
-    same."""
-    scale = unit(values)
-    values = values / scale
-    center = np.average(values, axis=0, weights=weight)
-    spread = scale * np.sqrt(np.average((values - center) ** 2, axis=0, weights=weight))
-    # Rounding may leave a spread that is tiny but not 0.
-    return scale * center, np.where((np.ptp(values, axis=0) > 0) & (spread > 0), spread, scale)
+def mean_and_scale(values: Floats, weight: Floats) -> tuple[Floats, Floats]:
+    """Mean and standard deviation of each column; for constant columns, `power_of_two` replaces the latter."""
+    unit = power_of_two(values)
+    values = values / unit
+    mean = np.average(values, axis=0, weights=weight)
+    std = unit * np.sqrt(np.average((values - mean) ** 2, axis=0, weights=weight))
+    # Rounding may give a constant column a tiny standard deviation.
+    return unit * mean, np.where((np.ptp(values, axis=0) > 0) & (std > 0), std, unit)
