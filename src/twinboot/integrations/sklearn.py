@@ -1,21 +1,23 @@
 """Twin-Boot as scikit-learn estimators.
 
-    from twinboot.integrations.sklearn import TwinBootRegressor
+from twinboot.integrations.sklearn import TwinBootRegressor
 
-    model = TwinBootRegressor(random_state=0).fit(X, y)
-    low, high = model.predict_interval(X_new, level=0.9)
+model = TwinBootRegressor(random_state=0).fit(X, y)
+low, high = model.predict_interval(X_new, level=0.9)
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from itertools import chain, pairwise
+from dataclasses import dataclass
+from hashlib import blake2b
 from numbers import Integral
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -23,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Subset, TensorDataset
 
-from ..._core.extras import how_to_install
+from .._core.extras import how_to_install
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
@@ -33,22 +35,24 @@ try:
 except ImportError as error:
     raise ImportError(f"these estimators need scikit-learn 1.6 or newer: {how_to_install('sklearn')}") from error
 
-from ... import Prediction, fit
-from ..._core.checks import one_line, require_number, require_whole, shown
-from ..._core.randomness import own_randomness, seeded
-from ..._core.replicate import replicate
-from ..._core.seeds import derive
-from ...data.bootstrap import UNSEEN
-from ...estimate import conformal
-from ...estimate.prediction import Task
-from ...groups import Grouping
-from ...resets import Mode
-from ...training import losses
-from ...training.optimizers import adam
-from .rows import Floats, Rows, RowSplit, mean_and_scale, power_of_two, sort_rows, split_rows
+from .. import Bootstrap, Prediction, fit
+from .._core.checks import one_line, require_number, require_whole, shown
+from .._core.randomness import own_randomness, seeded
+from .._core.replicate import replicate
+from .._core.seeds import derive
+from ..data.bootstrap import UNSEEN
+from ..estimate import conformal
+from ..estimate.prediction import Task
+from ..groups import Grouping
+from ..resets import Mode
+from ..training import losses
+from ..training.optimizers import adam
 
 __all__ = ["TwinBootClassifier", "TwinBootRegressor"]
 
+Floats = NDArray[np.float64]
+TRIES = 100  # bootstraps to try until two rows of a small table are out-of-bag
+MAX_REPEATS = 10  # larger weights multiply the loss instead: each repetition costs as much as a row
 TOO_FAR = "X has values so far from the training data that the prediction is not a finite number."
 LARGE, BATCH, LARGE_BATCH = 2000, 32, 256  # rows of a large table; batch sizes for small and large tables
 ENOUGH = 50  # out-of-bag rows to calibrate a classifier: with fewer, the temperature is too uncertain
@@ -60,6 +64,7 @@ class _TwinBoot(BaseEstimator):  # type: ignore[misc]
 
     _task: Task
     _sets_rows_aside: bool  # whether half of the out-of-bag rows are set aside for calibration
+    _fit: Callable[..., None]
 
     def __init__(
         self,
@@ -120,6 +125,23 @@ class _TwinBoot(BaseEstimator):  # type: ignore[misc]
             "out-of-bag rows must stay unseen. Use fit with all rows."
         )
 
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Train the twins.
+
+        After this, `estimate_` is the `twinboot.Estimate` for standardized inputs, (X - `center_`) / `spread_`;
+        `history_` has the values of each epoch, as in `twinboot.fit`, and `best_epoch_` the epoch that is used;
+        `seed_` is the seed that `random_state` gave.
+
+        Args:
+            X: The inputs [rows, features], dense or sparse.
+            y: The classes or values [rows].
+            sample_weight: Weights [rows]. If all are whole numbers up to 10, a weight of 2 equals a row that appears
+                twice, bit for bit. Other weights multiply the loss, and only their ratios matter. A weight of 0 equals
+                a missing row.
+        """
+        self._fit(*self._check(X, y, sample_weight))
+        return self
+
     def _check(self, X: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any]:
         """Check all arguments. Returns inputs, targets and weights of the rows with a positive weight."""
         self._check_parameters()
@@ -147,14 +169,13 @@ class _TwinBoot(BaseEstimator):  # type: ignore[misc]
     def _check_parameters(self) -> None:
         if self.network is not None and (isinstance(self.network, nn.Module) or not callable(self.network)):
             raise TypeError(f"network must be a function that makes one, such as nn.Linear, not {shown(self.network)}.")
-        samples = _plain(self.samples)
-        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 0 or samples == 1:
-            raise ValueError(f"samples must be 0, for the mean model, or at least 2, not {shown(samples)}.")
-        require_whole("epochs", _plain(self.epochs), 1)
+        if not _is_whole(self.samples) or self.samples < 0 or self.samples == 1:
+            raise ValueError(f"samples must be 0, for the mean model, or at least 2, not {shown(self.samples)}.")
+        require_whole("epochs", self.epochs, 1)
         if self.patience is not None:
-            require_whole("patience", _plain(self.patience), 1)
+            require_whole("patience", self.patience, 1)
         if not isinstance(self.batch_size, str) or self.batch_size != "auto":
-            require_whole("batch_size", _plain(self.batch_size), 1, '; "auto" chooses one')
+            require_whole("batch_size", self.batch_size, 1, '; "auto" chooses one')
         require_number("learning_rate", self.learning_rate, positive=True)
         if not isinstance(self.verbose, (bool, np.bool_, Integral)):
             raise TypeError(f"verbose must be True or False, not {shown(self.verbose)}.")
@@ -204,16 +225,14 @@ class _TwinBoot(BaseEstimator):  # type: ignore[misc]
 
     def _mlp(self, inputs: int, outputs: int) -> nn.Module:
         hidden = self.hidden.tolist() if isinstance(self.hidden, np.ndarray) else self.hidden
-        is_sequence = isinstance(hidden, Sequence) and not isinstance(hidden, (str, bytes))
-        widths = list(map(_plain, hidden)) if is_sequence else [0]
-        if not all(isinstance(units, int) and not isinstance(units, bool) and units >= 1 for units in widths):
+        if not isinstance(hidden, (list, tuple)) or not all(_is_whole(units) and units >= 1 for units in hidden):
             raise ValueError(f"hidden must be a sequence of widths, such as (50,), not {shown(self.hidden)}.")
-        sizes = [inputs, *widths]
+        sizes = [inputs, *map(int, hidden)]
         try:
-            layers = [[nn.Linear(before, after), nn.ReLU()] for before, after in pairwise(sizes)]
+            layers = [[nn.Linear(before, after), nn.ReLU()] for before, after in itertools.pairwise(sizes)]
         except (RuntimeError, TypeError, OverflowError):
             raise ValueError(f"a network with hidden={shown(self.hidden)} does not fit into memory.") from None
-        return nn.Sequential(*chain.from_iterable(layers), nn.Linear(sizes[-1], outputs))
+        return nn.Sequential(*itertools.chain.from_iterable(layers), nn.Linear(sizes[-1], outputs))
 
     def _data_and_loss(self, rows: Rows) -> tuple[TensorDataset, Task | losses.Loss]:
         """The dataset and the loss for `fit`. Weights are a second column of the target."""
@@ -261,17 +280,7 @@ class TwinBootClassifier(ClassifierMixin, _TwinBoot):  # type: ignore[misc]
     trains on them. They decide when training stops. If there are at least 50, and no weight multiplies a loss, they
     also calibrate the temperature of the probabilities and the scale of the weight noise.
 
-    `fit` accepts a `sample_weight`. If all weights are whole numbers up to 10, a weight of 2 equals a row that appears
-    twice, and 0 a missing row, bit for bit. Other weights multiply the loss; only their ratios matter.
-
-    The constructor describes the parameters.
-
-    Attributes:
-        classes_: The classes, sorted.
-        estimate_: The `twinboot.Estimate`. Its inputs are standardized: (X - `center_`) / `spread_`.
-        history_: Values of each epoch, as in `twinboot.fit`.
-        best_epoch_: The epoch that was used.
-        seed_: The seed that `random_state` gave.
+    The constructor describes the parameters, and `fit` most attributes. `classes_` are the sorted classes.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -283,9 +292,7 @@ class TwinBootClassifier(ClassifierMixin, _TwinBoot):  # type: ignore[misc]
     _task = "classification"
     _sets_rows_aside = False
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TwinBootClassifier:
-        """Train on rows X with classes y."""
-        X, y, weight = self._check(X, y, sample_weight)
+    def _fit(self, x: Floats, y: NDArray[Any], weight: Floats) -> None:
         try:
             check_classification_targets(y)
             self.classes_, codes = np.unique(y, return_inverse=True)
@@ -293,14 +300,13 @@ class TwinBootClassifier(ClassifierMixin, _TwinBoot):  # type: ignore[misc]
             raise ValueError("the classes in y cannot be sorted: use either numbers or strings.") from None
         if len(self.classes_) < 2:
             raise ValueError(f"y has only the class {self.classes_[0]!r}, but there must be at least two classes.")
-        rows, split = self._train(X, codes.astype(np.float64), weight, len(self.classes_))
+        rows, split = self._train(x, codes.astype(np.float64), weight, len(self.classes_))
         unseen = split.stopping
         if len(unseen) >= ENOUGH and self.samples and (rows.weight == 1).all():  # `calibrate` takes no weights
-            x, labels = self._standardize(rows.x).float()[unseen], torch.from_numpy(rows.y).long()[unseen]
+            inputs, labels = self._standardize(rows.x).float()[unseen], torch.from_numpy(rows.y).long()[unseen]
             with warnings.catch_warnings():  # that the best scale is 0: the user did not ask for calibration
                 warnings.simplefilter("ignore")
-                self.estimate_.calibrate(TensorDataset(x, labels), samples=self.samples, seed=self.seed_)
-        return self
+                self.estimate_.calibrate(TensorDataset(inputs, labels), samples=self.samples, seed=self.seed_)
 
     def predict_proba(self, X: Any) -> Floats:
         """Predict class probabilities [rows, classes], in the order of `classes_`."""
@@ -308,7 +314,8 @@ class TwinBootClassifier(ClassifierMixin, _TwinBoot):  # type: ignore[misc]
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Predict the most probable class of each row."""
-        return np.asarray(self.classes_[self.predict_proba(X).argmax(1)])
+        labels = self.predict_proba(X).argmax(1)  # raises NotFittedError before `classes_` is read
+        return np.asarray(self.classes_[labels])
 
 
 class TwinBootRegressor(RegressorMixin, _TwinBoot):  # type: ignore[misc]
@@ -320,19 +327,8 @@ class TwinBootRegressor(RegressorMixin, _TwinBoot):  # type: ignore[misc]
     average over tables and new rows. With weights that multiply losses, the guarantee is approximate. It is void if
     rows appear several times in the table, or by their weights.
 
-    `fit` accepts a `sample_weight`. If all weights are whole numbers up to 10, a weight of 2 equals a row that appears
-    twice, and 0 a missing row, bit for bit. Other weights multiply the loss; only their ratios matter.
-
-    The constructor describes the parameters.
-
-    Attributes:
-        noise_: Standard deviation of the noise of the targets.
-        scores_: Conformal scores of the rows that calibrate the intervals.
-        estimate_: The `twinboot.Estimate`. Its inputs are standardized: (X - `center_`) / `spread_`. So are its
-            outputs: (y - `target_center_`) / `target_spread_`.
-        history_: Values of each epoch, as in `twinboot.fit`.
-        best_epoch_: The epoch that was used.
-        seed_: The seed that `random_state` gave.
+    The constructor describes the parameters, and `fit` most attributes. `noise_` is the standard deviation of the noise
+    of the targets. Outputs of `estimate_` are standardized, too: (y - `target_center_`) / `target_spread_`.
 
     >>> from sklearn.datasets import load_diabetes
     >>> X, y = load_diabetes(return_X_y=True)
@@ -345,10 +341,8 @@ class TwinBootRegressor(RegressorMixin, _TwinBoot):  # type: ignore[misc]
     _task = "regression"
     _sets_rows_aside = True
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TwinBootRegressor:
-        """Train on rows X with values y."""
-        X, y, weight = self._check(X, y, sample_weight)
-        rows, split = self._train(X, y, weight, 1)
+    def _fit(self, x: Floats, y: NDArray[Any], weight: Floats) -> None:
+        rows, split = self._train(x, y, weight, 1)
         # The noise comes from the rows that stop training, so the scores are independent of it.
         stop, calibration = split.stopping.numpy(), split.calibration.numpy()
         mean, spread = self._mean_and_spread(rows.x[stop])
@@ -361,7 +355,6 @@ class TwinBootRegressor(RegressorMixin, _TwinBoot):  # type: ignore[misc]
         with np.errstate(over="ignore"):  # a score may be infinite; the difference of halves is finite
             self.scores_ = np.abs(rows.y[calibration] / 2 - mean / 2) / (std / 2)
         self.scores_weight_ = rows.weight[calibration]
-        return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Predict the mean, and with `return_std` also the standard deviation of a new measurement.
@@ -439,11 +432,108 @@ def _real(y: Any) -> Floats:
     raise ValueError(f"y must be a real number for each row, not {shown(y)}.")
 
 
-def _plain(number: Any) -> Any:
-    """A numpy number as a Python number."""
-    return number.item() if isinstance(number, np.generic) else number
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _dense(x: Any) -> Floats:
     """A dense table in row-major order: matrix products of column-major ones round differently."""
     return np.ascontiguousarray(x.toarray() if hasattr(x, "toarray") else x, np.float64)
+
+
+# Table rows. What happens to a row depends on its numbers and a seed, not on its place in the table: rows are sorted by
+# a hash of their numbers. So the training is the same, bit for bit, for the table in another order, for a missing row
+# instead of a weight of 0, and for a row that appears twice instead of a weight of 2. If rows were sorted by their
+# numbers, a seed would pick the same ranks in each table, which is not a fair sample. Weights are not hashed, so a
+# common factor on them does not change the order. Other units of X or y do change it.
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Inputs [n, d], targets [n] and weights [n] with mean 1, sorted by the hashes of the rows."""
+
+    x: Floats
+    y: Floats
+    weight: Floats
+
+
+def sort_rows(x: Floats, y: Floats, weight: Floats, seed: int) -> Rows:
+    """Sort rows by their hashes, and equal rows by weight. All weights must be positive.
+
+    Equal weights become 1. Whole weights up to 10 repeat their rows. Of other weights, only the ratios matter.
+    """
+    repeats = np.ones(len(weight), np.int64)
+    if weight.min() == weight.max():
+        weight = np.ones(len(weight))
+    elif weight.max() <= MAX_REPEATS and (weight == np.round(weight)).all():
+        repeats, weight = weight.astype(np.int64), np.ones(len(weight))
+    else:
+        weight = weight / power_of_two(weight)
+        weight = weight / weight.mean()
+    x, y = x + 0.0, y + 0.0  # -0.0 equals 0.0, but has other bytes
+    key = derive(seed, "order").to_bytes(8, "little")
+    hashes = [
+        blake2b(np.r_[target, row].tobytes(), digest_size=8, key=key).digest() for row, target in zip(x, y, strict=True)
+    ]
+    order = np.lexsort((weight, np.frombuffer(b"".join(hashes), np.uint64)))
+    order = np.repeat(order, repeats[order])
+    return Rows(x[order], y[order], weight[order])
+
+
+@dataclass(frozen=True, eq=False)
+class RowSplit:
+    """Indices of rows: `seen` by a twin, `stopping` (out-of-bag), and `calibration` (out-of-bag and set aside).
+
+    `fit` gets the rows `train`, which are the first two kinds, and the bootstrap of these.
+    """
+
+    train: Tensor
+    calibration: Tensor
+    bootstrap: Bootstrap
+
+    @property
+    def seen(self) -> Tensor:
+        return self.train[self.bootstrap.seen]
+
+    @property
+    def stopping(self) -> Tensor:
+        return self.train[self.bootstrap.unseen]
+
+
+def split_rows(n: int, seed: int, calibrate: bool) -> RowSplit:
+    """Draw bootstrap samples that leave some rows out-of-bag. With `calibrate`, set every second of these aside.
+
+    If a small table has fewer than two out-of-bag rows, draw again, and after 100 times accept one. This does not look
+    at the values in the rows.
+    """
+    for attempt in itertools.count():
+        bootstrap = Bootstrap(n, seed=derive(seed, "bootstrap", attempt))
+        unseen = bootstrap.unseen
+        if len(unseen) >= (2 if attempt < TRIES and n > 2 else 1):
+            break
+    calibration = unseen[1::2] if calibrate else unseen[:0]
+    is_train = torch.ones(n, dtype=torch.bool)
+    is_train[calibration] = False
+    train_bootstrap = copy.copy(bootstrap)
+    train_bootstrap.n, train_bootstrap.counts = int(is_train.sum()), bootstrap.counts[:, is_train]
+    return RowSplit(is_train.nonzero().squeeze(1), calibration, train_bootstrap)
+
+
+def power_of_two(values: Floats) -> Floats:
+    """The largest power of two up to the largest absolute value of each column; 1 where all values are 0.
+
+    After division by it, squares and sums neither overflow nor underflow. The division is exact, so results do not
+    depend on the units, bit for bit.
+    """
+    largest = np.abs(values).max(axis=0)
+    return np.where(largest > 0, np.ldexp(1.0, np.frexp(largest)[1] - 1), 1.0)
+
+
+def mean_and_scale(values: Floats, weight: Floats) -> tuple[Floats, Floats]:
+    """Mean and standard deviation of each column; for constant columns, `power_of_two` replaces the latter."""
+    unit = power_of_two(values)
+    values = values / unit
+    mean = np.average(values, axis=0, weights=weight)
+    std = unit * np.sqrt(np.average((values - mean) ** 2, axis=0, weights=weight))
+    # Rounding may give a constant column a tiny standard deviation.
+    return unit * mean, np.where((np.ptp(values, axis=0) > 0) & (std > 0), std, unit)

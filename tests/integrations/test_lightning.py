@@ -5,7 +5,9 @@ import importlib
 import os
 import subprocess
 import sys
+import threading
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,21 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, OnExcept
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy, ModelParallelStrategy
-from loops import assert_same_bits, classes, mlp, snapshot
+from loops import assert_same_bits, classes, mlp, seeded, snapshot
 from processes import together
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
 
 from twinboot import Bootstrap, PairedLoader, Twins, pool_gradients, resets
-from twinboot.integrations.lightning import TwinModule, _require_strategy
+from twinboot.integrations.lightning import (
+    TwinModule,
+    _require_strategy,
+    copy_attributes,
+    merge_optimizers,
+    use_weights,
+    using_weights,
+)
 from twinboot.resets import steps_and_epochs
 
 AFTER_EACH = resets.every(1)
@@ -115,7 +124,7 @@ def assert_differ(first: nn.Module, second: nn.Module) -> None:
     assert any((a != b).any() for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
 
-def test_twins_that_divide_the_samples_keep_sigma_of_their_mean(tmp_path: Path) -> None:
+def test_twins_of_a_split_bootstrap_have_the_sigma_of_their_mean(tmp_path: Path) -> None:
     halves = Bootstrap(64, kind="split")
     found = fitted(options={"bootstrap": halves})
     torch.testing.assert_close(found.estimate().partition.sigma, found.twins.partition.sigma / 2**0.5)
@@ -127,7 +136,7 @@ def test_twins_that_divide_the_samples_keep_sigma_of_their_mean(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("mode", ["sample", "mean", "centered"])
-def test_a_run_is_the_plain_loop_bit_for_bit(mode: Any) -> None:
+def test_training_equals_the_plain_loop_bit_for_bit(mode: Any) -> None:
     found = fitted(options={"mode": mode, "reset": resets.every(2)}, max_epochs=4, val_check_interval=3)
     assert_same_bits(snapshot(found.twins), snapshot(by_hand(4, mode=mode, reset=resets.every(2))))
 
@@ -147,7 +156,7 @@ class Leaving(Net):
         return -1 if batch_idx == 4 else None
 
 
-def test_a_step_is_followed_by_one_reset_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_causes_at_most_one_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[int] = []
     reset = Twins.reset
 
@@ -178,7 +187,7 @@ def test_long_epochs_have_early_resets_by_default(monkeypatch: pytest.MonkeyPatc
         ({"max_epochs": -1, "max_steps": 10}, {"steps": 10}),
     ],
 )
-def test_options_of_the_trainer_do_what_the_plain_loop_does_with_each_twin(of_trainer: Any, of_loop: Any) -> None:
+def test_trainer_options_equal_the_plain_loop(of_trainer: Any, of_loop: Any) -> None:
     assert_same_bits(snapshot(fitted(**of_trainer).twins), snapshot(by_hand(**of_loop)))
     assert_differ(by_hand(**of_loop), by_hand())
 
@@ -187,7 +196,7 @@ def test_options_of_the_trainer_do_what_the_plain_loop_does_with_each_twin(of_tr
     ("of_trainer", "of_loop"),
     [({}, {}), ({"accumulate_grad_batches": 2, "gradient_clip_val": 0.1}, {"accumulate": 2, "clip": 0.1})],
 )
-def test_gradients_may_be_pooled_and_the_noise_louder(of_trainer: Any, of_loop: Any) -> None:
+def test_pooled_gradients_and_larger_noise_equal_the_plain_loop(of_trainer: Any, of_loop: Any) -> None:
     options = {"pooled": 0.7, "noise": 4.0}
     found = fitted(options=options, **of_trainer)
     assert_same_bits(snapshot(found.twins), snapshot(by_hand(**options, **of_loop)))
@@ -209,7 +218,7 @@ class Looking(Net):
         super().validation_step(batch, batch_idx)
 
 
-def test_validation_and_checkpoints_have_the_mean_and_resets_come_after_them(tmp_path: Path) -> None:
+def test_validation_and_checkpoints_have_the_mean_from_before_a_reset(tmp_path: Path) -> None:
     saving = ModelCheckpoint(tmp_path, save_top_k=-1, every_n_epochs=1, save_on_train_epoch_end=True)
     found = fitted(Looking(), enable_checkpointing=True, callbacks=[saving], num_sanity_val_steps=0)
     for epoch in (1, 2, 3):
@@ -276,7 +285,7 @@ def test_a_run_resumed_from_a_checkpoint_equals_the_uninterrupted_one(saving: An
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
-def test_a_run_stopped_by_max_steps_in_mid_epoch_goes_on(tmp_path: Path) -> None:
+def test_a_run_stopped_by_max_steps_in_mid_epoch_resumes(tmp_path: Path) -> None:
     limits = {"max_epochs": -1, "enable_checkpointing": True}
     fitted(Drawing(), max_steps=10, callbacks=[ModelCheckpoint(tmp_path, save_last=True)], **limits)
     resumed = TwinModule(Drawing(), DATA, batch_size=10)
@@ -287,7 +296,7 @@ def test_a_run_stopped_by_max_steps_in_mid_epoch_goes_on(tmp_path: Path) -> None
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
-def test_a_run_whose_resets_count_steps_goes_on_too(tmp_path: Path) -> None:
+def test_a_run_with_resets_by_steps_resumes(tmp_path: Path) -> None:
     often = {"reset": resets.steps(resets.every(2))}
     saving = {"save_top_k": -1, "every_n_train_steps": 1}
     whole = fitted(Drawing(), often, enable_checkpointing=True, callbacks=[ModelCheckpoint(tmp_path, **saving)])
@@ -309,7 +318,7 @@ def test_a_run_whose_resets_count_steps_goes_on_too(tmp_path: Path) -> None:
         ("reset", resets.every(2), r"reset was the usual one and is every\(interval=2\) here"),
     ],
 )
-def test_a_run_goes_on_with_the_options_of_then_alone_but_any_may_look_at_its_checkpoint(
+def test_resuming_needs_the_same_options_but_restoring_does_not(
     tmp_path: Path, name: str, other: Any, said: str
 ) -> None:
     found, path = fitted(Predicting(), max_epochs=1), tmp_path / "one.ckpt"
@@ -323,7 +332,7 @@ def test_a_run_goes_on_with_the_options_of_then_alone_but_any_may_look_at_its_ch
     trainer().test(changed, DataLoader(DATA, 64), ckpt_path=path, verbose=False)
 
 
-def test_a_checkpoint_that_does_not_tell_the_options_can_be_looked_at_but_not_gone_on_from(tmp_path: Path) -> None:
+def test_a_checkpoint_without_options_can_be_restored_but_not_resumed(tmp_path: Path) -> None:
     found, path = fitted(max_epochs=1), tmp_path / "one.ckpt"
     found.trainer.save_checkpoint(path)
     saved = torch.load(path, weights_only=True)
@@ -338,7 +347,7 @@ def test_a_checkpoint_that_does_not_tell_the_options_can_be_looked_at_but_not_go
 DAMAGED = "is damaged or not a checkpoint: use another one"
 
 
-def test_damaged_files_and_those_of_others_are_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_damaged_and_foreign_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
     found, path = TwinModule(Net(), DATA), tmp_path / "bad.ckpt"
     with pytest.raises(TypeError, match=r"^path must be the path of a checkpoint, not 5\.$"):
         found.restore(5)  # type: ignore[arg-type]
@@ -361,7 +370,7 @@ def test_damaged_files_and_those_of_others_are_refused_in_one_sentence(tmp_path:
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:Detected pickle protocol")
-def test_no_flipped_bit_of_a_checkpoint_makes_other_twins_of_it(tmp_path: Path) -> None:
+def test_a_flipped_bit_in_a_checkpoint_never_changes_the_twins(tmp_path: Path) -> None:
     """PyTorch itself reads most of such files without a word."""
     found, path, bad = fitted(Predicting(), max_epochs=1), tmp_path / "one.ckpt", tmp_path / "bad.ckpt"
     found.trainer.save_checkpoint(path)
@@ -385,7 +394,7 @@ def test_no_flipped_bit_of_a_checkpoint_makes_other_twins_of_it(tmp_path: Path) 
         trainer().test(other, DataLoader(DATA, 64), ckpt_path=bad, verbose=False)
 
 
-def test_early_stopping_and_the_best_checkpoint_go_by_what_no_twin_saw(tmp_path: Path) -> None:
+def test_early_stopping_and_the_best_checkpoint_use_the_out_of_bag_loss(tmp_path: Path) -> None:
     stopping = EarlyStopping("unseen_loss", patience=2)
     saving = ModelCheckpoint(tmp_path, monitor="val_loss")  # of the user's own step, on the same samples
     run = trainer(max_epochs=100, enable_checkpointing=True, callbacks=[stopping, saving])
@@ -399,7 +408,7 @@ def test_early_stopping_and_the_best_checkpoint_go_by_what_no_twin_saw(tmp_path:
     torch.testing.assert_close(loss, stopping.best_score.float())
 
 
-def test_sigma_and_the_unseen_loss_are_in_the_logger_and_in_the_progress_bar(tmp_path: Path) -> None:
+def test_sigma_and_the_unseen_loss_are_logged_and_in_the_progress_bar(tmp_path: Path) -> None:
     logger = CSVLogger(tmp_path)
     run = trainer(max_epochs=2, logger=logger, log_every_n_steps=1)
     run.fit(TwinModule(Net(), DATA, batch_size=10))
@@ -445,7 +454,7 @@ class Counting(Net):
         return [batch[0] + 0, batch[1]]
 
 
-def test_the_module_is_one_as_it_was_written_and_what_it_logs_is_the_mean_of_the_twins() -> None:
+def test_one_module_serves_all_twins_and_logs_their_mean() -> None:
     given = Counting()
     before = snapshot(given)
     run = trainer(max_epochs=1, limit_train_batches=2)
@@ -476,7 +485,7 @@ class Remembering(Net):
         super().on_validation_model_train()
 
 
-def test_a_module_may_say_how_it_goes_back_to_training() -> None:
+def test_on_validation_model_train_may_be_overridden() -> None:
     assert fitted(Remembering()).module.modes
 
 
@@ -513,7 +522,7 @@ class Freezing(Net):
 
 
 @pytest.mark.parametrize("where", ["on_after_backward", "on_before_optimizer_step", "optimizer"])
-def test_hooks_of_gradients_are_called_for_each_twin(where: str) -> None:
+def test_gradient_hooks_are_called_for_each_twin(where: str) -> None:
     run = trainer(max_epochs=1, accumulate_grad_batches=2)
     run.fit(found := TwinModule(Freezing(where), DATA, batch_size=10))
     start = Net()
@@ -528,7 +537,7 @@ def test_hooks_of_gradients_are_called_for_each_twin(where: str) -> None:
     torch.testing.assert_close(run.callback_metrics["norm"], (first + second) / 2)
 
 
-def test_gradients_that_a_hook_of_its_own_forgets_are_forgotten_for_each_twin() -> None:
+def test_optimizer_zero_grad_may_be_overridden() -> None:
     assert_same_bits(snapshot(fitted(Freezing("nowhere")).twins), snapshot(by_hand()))
 
 
@@ -542,7 +551,7 @@ class Grouped(Net):
         return [optimizer], [{"scheduler": scheduler, "monitor": "unseen_loss"}]
 
 
-def test_optimizers_and_schedulers_are_the_users_own_for_all_twins() -> None:
+def test_optimizers_and_schedulers_of_the_module_train_all_twins() -> None:
     run = trainer(max_epochs=3)
     run.fit(found := TwinModule(Grouped(), DATA, batch_size=10, mode="mean", bootstrap=Bootstrap(64, replicas=3)))
     [optimizer] = run.optimizers
@@ -554,7 +563,7 @@ def test_optimizers_and_schedulers_are_the_users_own_for_all_twins() -> None:
         assert (twin.net[3].weight != start.net[3].weight).any()
 
 
-def test_the_mean_has_batchnorm_statistics_of_its_own() -> None:
+def test_the_mean_has_its_own_batchnorm_statistics() -> None:
     found = fitted(Looking(norm=True), max_epochs=2)
     estimate, seen = found.estimate(), DATA[found.bootstrap.seen][0]
     assert not estimate.module.training
@@ -592,7 +601,7 @@ class Stacked(Net):
         return super().training_step(batch, batch_idx)
 
 
-def test_a_module_that_refers_to_its_own_parts_has_a_mean_of_its_own_and_what_hooks_have_set() -> None:
+def test_the_mean_refers_to_its_own_parts_and_has_what_hooks_have_set() -> None:
     plain, found = fitted(Net(norm=True), max_epochs=2), fitted(Stacked(), max_epochs=2)
     estimate = found.estimate()
     [norm] = [layer for layer in estimate.module.net if isinstance(layer, nn.BatchNorm1d)]
@@ -625,7 +634,7 @@ def storages(module: nn.Module, trained: bool) -> set[int]:
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
-def test_frozen_weights_are_held_once_by_the_twins_and_a_checkpoint_writes_into_nobody_elses(tmp_path: Path) -> None:
+def test_twins_share_frozen_weights_and_loading_does_not_change_the_users_module(tmp_path: Path) -> None:
     def saving(name: str) -> ModelCheckpoint:
         return ModelCheckpoint(tmp_path / name, save_top_k=-1, every_n_train_steps=10)
 
@@ -667,7 +676,7 @@ class Predicting(Net):
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
-def test_test_and_prediction_are_those_of_the_mean() -> None:
+def test_test_and_predict_use_the_mean() -> None:
     found = fitted(Predicting(), max_epochs=1)
     (x, y), mean, run = DATA[:], found.twins.estimate(), trainer()
     [scores] = run.test(found, DataLoader(DATA, 64), verbose=False)
@@ -679,7 +688,7 @@ def test_test_and_prediction_are_those_of_the_mean() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*ckpt_path")
-def test_outside_fitting_the_module_has_the_mean(tmp_path: Path) -> None:
+def test_outside_of_fit_the_module_has_the_mean(tmp_path: Path) -> None:
     saving = ModelCheckpoint(tmp_path, save_last=True)
     found = fitted(Predicting(norm=True), enable_checkpointing=True, callbacks=[saving])
     mean = snapshot(found.module)
@@ -698,7 +707,7 @@ def test_outside_fitting_the_module_has_the_mean(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*ckpt_path")
-def test_a_checkpoint_that_is_only_looked_at_says_nothing_about_where_to_go_on(tmp_path: Path) -> None:
+def test_fit_after_restore_or_test_starts_from_the_first_epoch(tmp_path: Path) -> None:
     saving = ModelCheckpoint(tmp_path, save_top_k=-1, every_n_train_steps=10)  # in mid-epoch
     fitted(Predicting(), enable_checkpointing=True, callbacks=[saving])
     [path] = tmp_path.glob("*-step=10.ckpt")
@@ -716,7 +725,7 @@ def test_a_checkpoint_that_is_only_looked_at_says_nothing_about_where_to_go_on(t
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
-def test_validation_data_of_ones_own_take_the_place_of_the_unseen_samples() -> None:
+def test_given_validation_data_replace_the_out_of_bag_samples() -> None:
     run = trainer(max_epochs=1)
     run.fit(found := TwinModule(Net(), DATA, batch_size=10), val_dataloaders=DataLoader(classes(30, seed=5), 30))
     x, y = classes(30, seed=5)[:]
@@ -748,9 +757,7 @@ class Failing(Net):
 
 @pytest.mark.filterwarnings("ignore:.*ckpt_path")  # Lightning looks for a checkpoint of this callback to go on from
 @pytest.mark.parametrize("where", ["training_step", "on_before_backward", "backward"])
-def test_an_error_anywhere_in_a_step_leaves_no_noise_nor_does_a_checkpoint_of_that_moment(
-    where: str, tmp_path: Path
-) -> None:
+def test_after_an_error_in_a_step_neither_weights_nor_checkpoint_have_noise(where: str, tmp_path: Path) -> None:
     found = TwinModule(Failing(where), DATA, batch_size=10)
     with pytest.raises(KeyError, match=where):
         trainer(max_epochs=1, enable_checkpointing=True, callbacks=[OnExceptionCheckpoint(tmp_path)]).fit(found)
@@ -768,13 +775,13 @@ class Skipping(Net):
 
 
 @pytest.mark.filterwarnings("ignore:.*returned `None`")
-def test_a_step_that_is_left_out_leaves_no_noise() -> None:
+def test_a_skipped_step_leaves_no_noise() -> None:
     found = fitted(Skipping(), max_epochs=1)
     assert not found.twins._inside
     assert all(sigma > 0 for sigma in found.twins.sigma.values())
 
 
-def test_counts_need_a_loss_of_each_sample_and_then_weigh_it() -> None:
+def test_counts_need_a_loss_per_sample_and_weight_it() -> None:
     with pytest.raises(ValueError, match=r'^resample="counts" needs a loss for each sample, but a '):
         TwinModule(Net(), DATA, resample="counts")
 
@@ -816,7 +823,7 @@ class Compiled(Net):
             self.quick = torch.compile(self.net.forward, backend="aot_eager")
 
 
-def test_a_module_with_a_compiled_part_trains_as_without() -> None:
+def test_a_module_with_a_compiled_part_trains_the_same() -> None:
     torch.compiler.reset()
     BACKWARDS.clear()
     found = fitted(Compiled("part"))
@@ -829,7 +836,7 @@ def test_a_module_with_a_compiled_part_trains_as_without() -> None:
     assert spread[0] == pytest.approx(spread[1], rel=1e-3)
 
 
-def test_what_is_compiled_in_another_way_is_refused() -> None:
+def test_other_ways_to_compile_are_refused() -> None:
     for how, what in [("call of a part", "'net'"), ("call", "the module"), ("method", "'quick'")]:
         with pytest.raises(TypeError, match=rf"^{what} is compiled for this module only, .* torch.compile\(self.net\)"):
             TwinModule(Compiled(how), DATA)
@@ -968,12 +975,12 @@ torch.save({"steps": torch.tensor(run.global_step), **found.twins.state_dict()},
 """
 
 
-def test_ddp_by_its_name_alone(tmp_path: Path) -> None:
+def test_the_strategy_ddp_by_name(tmp_path: Path) -> None:
     """As in a user's script, which Lightning starts once more for the second process."""
     script = tmp_path / "script.py"
     script.write_text(BY_NAME)
     here = Path(__file__).parent
-    known = os.pathsep.join([*map(str, (here, here.parents[1])), os.environ.get("PYTHONPATH", "")])
+    known = os.pathsep.join([*map(str, (here, here.parent)), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": known}
     run = subprocess.run(
         [sys.executable, str(script), str(tmp_path)], env=environment, capture_output=True, text=True, timeout=240
@@ -982,6 +989,168 @@ def test_ddp_by_its_name_alone(tmp_path: Path) -> None:
     first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
     assert first["steps"] == 14  # they share an epoch of batches of ten
     assert_same_bits(first, second)
+
+
+# One module with the weights of several copies
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.outer.weight = self.inner.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(self.inner(x))
+
+
+def models() -> list[nn.Module]:
+    normed = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    return [
+        mlp(outputs=4),
+        nn.LSTM(4, 4),
+        nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
+        normed,
+        Tied(),
+        nn.MultiheadAttention(4, 1),
+    ]
+
+
+@pytest.mark.parametrize("which", range(len(models())))
+def test_a_module_with_the_weights_of_a_copy_computes_and_learns_as_the_copy(which: int) -> None:
+    source = models()[which]
+    module = copy.deepcopy(source)
+    with torch.no_grad():
+        for p in source.parameters():
+            p.normal_(generator=seeded(3))
+    alone = copy.deepcopy(source)
+    x = torch.randn(6, 4, generator=seeded(4))
+    inputs = (x, x, x) if isinstance(source, nn.MultiheadAttention) else (x,)
+
+    def run(model: nn.Module) -> Any:
+        output = model(*inputs)
+        (output[0] if isinstance(output, tuple) else output).square().sum().backward()
+        return output
+
+    with using_weights(module, source):
+        assert_same_bits(run(module), run(alone))
+    assert_same_bits([p.grad for p in source.parameters()], [p.grad for p in alone.parameters()])
+    assert_same_bits(dict(source.state_dict()), dict(alone.state_dict()))  # BatchNorm's statistics, too
+    assert {id(p) for p in module.parameters()} == {id(p) for p in source.parameters()}
+
+
+def test_a_buffer_that_the_module_replaces_goes_back_to_the_copy() -> None:
+    source = nn.Module()
+    source.register_buffer("count", torch.tensor(1))
+    module = copy.deepcopy(source)
+    with using_weights(module, source):
+        module.count = module.count + 1  # type: ignore[operator]
+    assert source.count == 2
+    with using_weights(module, copy.deepcopy(source)):
+        module.count = module.count + 1
+    assert source.count == 2
+
+
+def test_merged_optimizers_train_all_weights_in_the_groups_of_the_first() -> None:
+    frozen = nn.Parameter(torch.zeros(2), requires_grad=False)
+    twins = [mlp(seed=seed) for seed in (1, 2, 3)]
+    made: list[Any] = []
+    for twin in twins:
+        groups = [{"params": [*twin[0].parameters(), frozen], "lr": 0.5}, {"params": list(twin[2].parameters())}]
+        optimizer = torch.optim.Adagrad(groups, lr=0.1)
+        made.append({"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)})
+    merge_optimizers(made)
+    groups = made[0]["optimizer"].param_groups
+    assert [len(group["params"]) for group in groups] == [7, 6]
+    assert [group["lr"] for group in groups] == [0.5, 0.1]
+    before = [p.detach().clone() for twin in twins for p in twin.parameters()]
+    for twin in twins:
+        twin(torch.ones(1, 4)).sum().backward()
+    made[0]["optimizer"].step()
+    made[0]["lr_scheduler"].step()
+    assert [group["lr"] for group in groups] == [0.45, pytest.approx(0.09)]
+    after = [p.detach() for twin in twins for p in twin.parameters()]
+    assert all((a != b).any() for a, b in zip(before, after, strict=True))
+
+
+def test_optimizers_of_named_parameters_keep_their_names() -> None:
+    twins = [mlp(seed=seed) for seed in (1, 2)]
+    made = [torch.optim.SGD(twin.named_parameters(), lr=0.1) for twin in twins]
+    merge_optimizers(made)
+    [group] = made[0].param_groups
+    assert len(group["params"]) == len(group["param_names"]) == 8
+
+
+def test_all_return_values_of_configure_optimizers_are_understood() -> None:
+    for form in (
+        lambda o: o,
+        lambda o: [o],
+        lambda o: ([o], []),
+        lambda o: {"optimizer": o},
+        lambda o: ({"optimizer": o},),
+    ):
+        twins = [mlp(seed=seed) for seed in (1, 2)]
+        optimizers = [torch.optim.SGD(twin.parameters(), lr=0.1) for twin in twins]
+        merge_optimizers([form(optimizer) for optimizer in optimizers])
+        assert len(optimizers[0].param_groups[0]["params"]) == 8
+    merge_optimizers([None, None])
+
+
+def test_use_weights_is_permanent() -> None:
+    source, module = mlp(seed=1), mlp(seed=2)
+    use_weights(module, source)
+    assert all(p is q for p, q in zip(module.parameters(), source.parameters(), strict=True))
+
+
+class Helper:
+    def __init__(self, owner: nn.Module) -> None:
+        self.owner = owner
+
+
+class Holding(nn.Module):
+    """It refers to its own parts in many ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.again = self.layer
+        self.stack = [self.layer, nn.ReLU()]
+        self.method = self.layer.forward
+        self.half = partial(torch.mul, self.layer.weight)
+        self.helper = Helper(self)
+
+
+def test_copied_attributes_refer_to_the_parts_of_the_copy() -> None:
+    module = Holding()
+    other = copy.deepcopy(module)
+    module.rate, module.seen = 3, [torch.ones(1)]
+    copy_attributes(module, other)
+    assert other.stack[0] is other.layer
+    assert other.stack[1] is not module.stack[1]
+    assert other.method.__self__ is other.layer
+    assert other.half.args[0] is other.layer.weight
+    assert other.helper.owner is other
+    assert other.rate == 3
+    other.seen[0] += 1  # type: ignore[operator, index]
+    assert module.seen == [torch.ones(1)]
+
+
+def test_attributes_that_cannot_be_copied_are_shared_or_copied_in_part() -> None:
+    module = Holding()
+    other = copy.deepcopy(module)
+    module.late, module.lock, module.owner = nn.Dropout(), threading.Lock(), object()
+    loss = module.layer(torch.ones(1, 2)).sum()
+    module.mixed = [loss, module.lock, {"inner": [loss, module.layer]}]
+    module.secret = "not for copies"
+    copy_attributes(module, other, shared=[module.owner], skip=["secret"])
+    assert isinstance(other.late, nn.Dropout)
+    assert other.late is not module.late
+    assert other.lock is module.lock
+    assert other.owner is module.owner
+    assert other.mixed[0].grad_fn is None  # type: ignore[index]
+    assert other.mixed[2]["inner"][0] == loss  # type: ignore[index]
+    assert other.mixed[2]["inner"][1] is other.layer  # type: ignore[index]
+    assert not hasattr(other, "secret")
 
 
 def test_without_lightning_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -998,9 +1167,9 @@ def test_forwarded_methods_are_looked_up_at_each_call() -> None:
 
 
 def test_an_import_error_of_twinboot_itself_does_not_blame_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "twinboot.integrations.lightning.swapping", None)
+    monkeypatch.setitem(sys.modules, "twinboot.integrations.resuming", None)
     monkeypatch.delitem(sys.modules, "twinboot.integrations.lightning")
-    with pytest.raises(ImportError, match=r"twinboot\.integrations\.lightning\.swapping"):
+    with pytest.raises(ImportError, match=r"twinboot\.integrations\.resuming"):
         importlib.import_module("twinboot.integrations.lightning")
 
 
@@ -1011,7 +1180,7 @@ def continued() -> Twins:
     return found.twins
 
 
-def test_a_copy_of_the_wrapper_is_whole_and_its_own() -> None:
+def test_a_deep_copy_is_complete_and_independent() -> None:
     found = fitted(max_epochs=1)
     other = copy.deepcopy(found)
     assert_same_bits(snapshot(other.twins), snapshot(found.twins))
