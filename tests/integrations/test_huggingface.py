@@ -1,4 +1,4 @@
-"""A TwinTrainer trains as the loop that one would write, judges the mean, and goes on where it was stopped."""
+"""TwinTrainer equals a plain loop, evaluates the mean, resumes bit for bit, and saves models that others can load."""
 
 import importlib
 import math
@@ -42,7 +42,7 @@ from twinboot.training import checkpoints
 
 @pytest.fixture(autouse=True)
 def forgetful() -> Iterator[None]:
-    """Accelerate keeps what it found in the environment, where arguments such as fsdp=True are written."""
+    """Accelerate keeps the environment it found, to which arguments such as fsdp=True are written."""
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
 
@@ -101,7 +101,7 @@ def test_training_equals_the_plain_loop(
     trainer = TwinTrainer(model, args, train_dataset=data, optimizer_cls_and_kwargs=sgd, **options)
     trainer.train()
     assert same(weights(trainer.twins), weights(twins))
-    assert same(weights(trainer.model), weights(twins.estimate().module))  # the model that was given holds the mean
+    assert same(weights(trainer.model), weights(twins.estimate().module))  # the user's model has the mean
 
 
 def test_the_defaults_learn_and_predict_with_uncertainty(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_predict_uses_the_calibrated_estimate_until_training_continues(tmp_path:
         assert torch.equal(found.std, expected.std)
         assert not torch.allclose(found.probs, before.probs)
     trainer.evaluate()
-    assert trainer.estimate() is estimate  # to judge it changes nothing
+    assert trainer.estimate() is estimate  # evaluation changes nothing
     assert torch.equal(
         trainer.predict(data, 4, seed=0, scale=0.5).std, estimate.predict(x, 4, batch_size=8, scale=0.5).std
     )
@@ -264,7 +264,7 @@ def test_predict_uses_the_calibrated_estimate_until_training_continues(tmp_path:
 
 def test_the_best_model_is_loaded_with_its_calibration(tmp_path: Path) -> None:
     class Calibrating(TrainerCallback):
-        """A temperature of its own for each epoch, before the checkpoint of it is written."""
+        """Sets another temperature in each epoch, before its checkpoint is written."""
 
         def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             trainer.estimate().temperature = 1 + state.epoch
@@ -353,7 +353,7 @@ def test_the_best_model_is_loaded_with_its_sigma(tmp_path: Path) -> None:
     model, sigma = seen[1]
     assert same(weights(trainer.model), model)
     assert not same(weights(trainer.model), seen[3][0])
-    trainer.evaluate()  # which must not bring back the last one
+    trainer.evaluate()  # must not restore the last model
     assert same(weights(trainer.model), model)
     assert same(trainer.estimate().sigma, sigma)
 
@@ -367,7 +367,7 @@ def test_twins_of_a_split_bootstrap_have_the_sigma_of_their_mean(tmp_path: Path)
 
 
 def pictures(n: int = 60, seed: int = 0) -> list[dict[str, Any]]:
-    """8 x 8 pixels of noise in three colours around 5, of which one is brighter: that is the label."""
+    """8 x 8 pixels of noise around 5 in three colours. The label is the brightest colour."""
     labels = torch.arange(n) % 3
     pixels = 5 + torch.randn(n, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
     pixels += 3 * nn.functional.one_hot(labels, 3)[:, :, None, None]
@@ -381,7 +381,7 @@ def resnet() -> Any:
 
 
 def test_the_mean_has_its_own_batchnorm_statistics_in_evaluation_and_saved_models(tmp_path: Path) -> None:
-    """All samples are one batch here, so that the statistics are exactly those of the samples that some twin saw."""
+    """All samples are one batch here, so the statistics are exactly those of all seen samples."""
     data = pictures()
 
     def trainer_in(folder: Path, **options: Any) -> TwinTrainer:
@@ -395,7 +395,9 @@ def test_the_mean_has_its_own_batchnorm_statistics_in_evaluation_and_saved_model
     into = first.convolution(seen).transpose(0, 1).flatten(1)
     torch.testing.assert_close(first.normalization.running_mean, into.mean(1), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(first.normalization.running_var, into.var(1), rtol=1e-4, atol=1e-5)
-    for twin in trainer.twins:  # which, after 6 steps with a momentum of 0.1, still know how they began
+    for (
+        twin
+    ) in trainer.twins:  # after 6 steps with a momentum of 0.1, their statistics still depend on the initial ones
         assert not torch.allclose(twin.resnet.embedder.embedder.normalization.running_mean, into.mean(1), rtol=0.2)
 
     saved = ResNetForImageClassification.from_pretrained(tmp_path / "checkpoint-6").eval()
@@ -404,7 +406,7 @@ def test_the_mean_has_its_own_batchnorm_statistics_in_evaluation_and_saved_model
     unseen = default_data_collator([data[i] for i in trainer.bootstrap.unseen.tolist()])
     assert saved(**unseen).loss.item() == pytest.approx(trainer.state.log_history[-2]["eval_loss"], rel=1e-5)
 
-    plain = trainer_in(tmp_path / "plain")  # to judge and save changes nothing in a run
+    plain = trainer_in(tmp_path / "plain")  # evaluating and saving does not change a run
     plain.train()
     assert same(weights(plain.twins), weights(trainer.twins))
     again = trainer_in(tmp_path / "again")
@@ -482,7 +484,7 @@ def test_token_classification_and_model_init(tmp_path: Path) -> None:
     assert torch.allclose(first.probs.sum(1), torch.ones(5, 5))
     trainer.train()
     assert trainer.model is made[-1]
-    assert torch.equal(trainer.predict(data[:5]).probs, first.probs)  # from the same start to the same end
+    assert torch.equal(trainer.predict(data[:5]).probs, first.probs)  # the same start gives the same result
     data[0] = {"input_ids": [1, 2], "labels": [1, 2]}
 
     class Padded:
@@ -537,7 +539,7 @@ def shared_run(folder: str, size: int) -> Any:
 def test_two_processes_take_the_same_step_as_one(tmp_path: Path) -> None:
     first, second = together(shared_run, str(tmp_path), 4)
     alone = shared_run(str(tmp_path), 8)
-    for name, t in alone[1]["twins"].items():  # the first step has no noise, of which each rank has its own
+    for name, t in alone[1]["twins"].items():  # the first step has no noise; later, each rank draws its own
         assert torch.allclose(first[1]["twins"][name].float(), t.float(), atol=1e-5), name
     for ours, theirs in zip(first.values(), second.values(), strict=True):
         assert same(ours["twins"], theirs["twins"])
@@ -596,7 +598,7 @@ def test_mistakes_get_one_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["fsdp", "deepspeed"])
 def test_sharding_by_accelerate_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """As its own config or launcher asks for it, which takes a GPU or DeepSpeed: here the Trainer only believes it."""
+    """Accelerate would need a GPU or DeepSpeed for this, so the Trainer is only told that it is enabled."""
     made = Trainer.create_accelerator_and_postprocess
 
     def believing(self: Any) -> None:
@@ -709,13 +711,13 @@ def test_a_saved_model_loads_with_from_pretrained_and_as_an_estimate(tmp_path: P
     assert estimate.task == "classification"
     ours, theirs = (e.predict({"input_ids": x}, 4, task="classification", vectorize=False) for e in (estimate, mean))
     assert torch.equal(ours.probs, theirs.probs)
-    in_batches = trainer.predict(sentences(), 4, seed=0).probs  # of 8, which some processors round otherwise than all
+    in_batches = trainer.predict(sentences(), 4, seed=0).probs  # batches of 8 may round differently
     torch.testing.assert_close(ours.probs, in_batches)
     drawn = estimate.sample(seed=1)
     assert not torch.equal(drawn(x).logits, plain(x).logits)
-    assert torch.equal(plain(x).logits, mean(x).logits)  # the draw has weights of its own
+    assert torch.equal(plain(x).logits, mean(x).logits)  # the draw has its own weights
 
-    trainer.estimate().save(tmp_path / "estimate.safetensors")  # ours alone, with all weights
+    trainer.estimate().save(tmp_path / "estimate.safetensors")  # one file with all weights
     again = type(estimate).load(tmp_path / "estimate.safetensors", trainer.model)
     assert torch.equal(again(x).logits, mean(x).logits)
 

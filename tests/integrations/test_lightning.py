@@ -1,4 +1,4 @@
-"""Lightning's own Trainer trains twins as the plain loop does, bit for bit, and sees noise nowhere but in training."""
+"""TwinModule equals a plain loop bit for bit, with any option of the Trainer, and adds noise only in training."""
 
 import copy
 import importlib
@@ -37,11 +37,11 @@ from twinboot.integrations.lightning import (
 from twinboot.resets import steps_and_epochs
 
 AFTER_EACH = resets.every(1)
-DATA = classes(64)  # of each twin seven batches of ten an epoch, the last one smaller
+DATA = classes(64)  # seven batches of ten per twin and epoch; the last one is smaller
 
 
 class Net(pl.LightningModule):
-    """What anyone would write, without a thought of twins."""
+    """An ordinary LightningModule that knows nothing about twins."""
 
     def __init__(self, rate: float = 0.01, dropout: float = 0.0, norm: bool = False) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ def by_hand(
     noise: float = 1.0,
     pooled: float = 0.0,
 ) -> Twins:
-    """The README's loop; a reset belongs to the epoch that it begins."""
+    """The loop of the README, with resets at the start of the next epoch."""
     loader, twins = PairedLoader(DATA, Bootstrap(64), 10), Twins(Net())
     optimizer, (by_step, by_epoch), done = torch.optim.Adam(twins.parameters(), lr=0.01), steps_and_epochs(reset), 0
     stepped = False
@@ -150,7 +150,7 @@ def test_resets_may_count_steps(accumulate: int) -> None:
 
 
 class Leaving(Net):
-    """It ends each epoch after four batches."""
+    """Ends each epoch after four batches."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
         return -1 if batch_idx == 4 else None
@@ -171,7 +171,10 @@ def test_a_step_causes_at_most_one_reset(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_long_epochs_have_early_resets_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     early = resets.steps(resets.every(3))
-    usual = {7: early, 4: resets.every(1)}  # by the steps of an epoch: four where gradients of two batches make one
+    usual = {
+        7: early,
+        4: resets.every(1),
+    }  # steps per epoch -> schedule; there are four steps if two batches are accumulated
     monkeypatch.setattr(resets, "usual", usual.__getitem__)
     assert_same_bits(snapshot(fitted().twins), snapshot(by_hand(reset=early)))
     assert_same_bits(snapshot(fitted(accumulate_grad_batches=2).twins), snapshot(by_hand(accumulate=2)))
@@ -205,7 +208,7 @@ def test_pooled_gradients_and_larger_noise_equal_the_plain_loop(of_trainer: Any,
 
 
 class Looking(Net):
-    """It notes the weights with which it validates."""
+    """Records the weights that it validates with."""
 
     seen: list[list[Tensor]]
 
@@ -232,7 +235,7 @@ def test_validation_and_checkpoints_have_the_mean_from_before_a_reset(tmp_path: 
         assert_same_bits(snapshot(Net.load_from_checkpoint(path)), snapshot(mean))  # your own class, your own names
         restored = TwinModule(Net(), DATA, batch_size=10).restore(path).estimate()
         assert_same_bits(snapshot(restored), snapshot(twins.estimate()))
-    assert_same_bits(snapshot(found.module), snapshot(mean))  # and so has the module in the end
+    assert_same_bits(snapshot(found.module), snapshot(mean))  # after training, the module has the mean
 
 
 def test_a_checkpoint_in_mid_epoch_has_no_noise(tmp_path: Path) -> None:
@@ -246,7 +249,7 @@ def test_a_checkpoint_in_mid_epoch_has_no_noise(tmp_path: Path) -> None:
 
 
 class Drawing(Net):
-    """It draws numbers itself and has a scheduler with a state."""
+    """Has dropout, and a scheduler with a state."""
 
     def __init__(self) -> None:
         super().__init__(dropout=0.5, norm=True)
@@ -276,7 +279,7 @@ def test_a_run_resumed_from_a_checkpoint_equals_the_uninterrupted_one(saving: An
     callback = ModelCheckpoint(tmp_path / "whole", save_top_k=-1, **saving)
     whole = fitted(Drawing(), enable_checkpointing=True, callbacks=[callback], **limits)
     for path in sorted((tmp_path / "whole").glob("*.ckpt"))[:2]:
-        torch.manual_seed(7)  # whatever the global generators say
+        torch.manual_seed(7)  # global generators must not matter
         resumed = TwinModule(Drawing(), DATA, batch_size=10)
         again = ModelCheckpoint(tmp_path / path.stem, save_top_k=-1, **saving)
         trainer(enable_checkpointing=True, callbacks=[again], **limits).fit(resumed, ckpt_path=path)
@@ -371,7 +374,7 @@ def test_damaged_and_foreign_files_are_refused_in_one_sentence(tmp_path: Path) -
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:Detected pickle protocol")
 def test_a_flipped_bit_in_a_checkpoint_never_changes_the_twins(tmp_path: Path) -> None:
-    """PyTorch itself reads most of such files without a word."""
+    """PyTorch itself reads most of these files without an error."""
     found, path, bad = fitted(Predicting(), max_epochs=1), tmp_path / "one.ckpt", tmp_path / "bad.ckpt"
     found.trainer.save_checkpoint(path)
     content = path.read_bytes()
@@ -420,7 +423,7 @@ def test_sigma_and_the_unseen_loss_are_logged_and_in_the_progress_bar(tmp_path: 
 
 
 class Counting(Net):
-    """It logs and counts in all ways, and notes what its hooks are told."""
+    """Logs and counts in all ways, and records the arguments of its hooks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -460,7 +463,7 @@ def test_one_module_serves_all_twins_and_logs_their_mean() -> None:
     run = trainer(max_epochs=1, limit_train_batches=2)
     run.fit(found := TwinModule(given, DATA, batch_size=10))
     assert found.module.told[0] == ("epoch", 0)
-    assert found.module.sizes == [10] * 4  # not those of validation, or of a look at the unseen ones
+    assert found.module.sizes == [10] * 4  # without those of validation and of the out-of-bag loss
     assert [told for told in found.module.told if isinstance(told, int)] == [2] * 4  # a batch is x and y
     first, second = (told[0] for told in found.module.told[-2:])
     assert first != second
@@ -490,7 +493,7 @@ def test_on_validation_model_train_may_be_overridden() -> None:
 
 
 class Freezing(Net):
-    """It takes away all gradients of its first layer, and some of the last, in one hook or another."""
+    """Removes all gradients of its first layer in the hook named `where`."""
 
     def __init__(self, where: str) -> None:
         super().__init__()
@@ -542,7 +545,7 @@ def test_optimizer_zero_grad_may_be_overridden() -> None:
 
 
 class Grouped(Net):
-    """Two groups of parameters, an optimizer with a state from the start, a scheduler that waits for a metric."""
+    """Has two parameter groups, an optimizer with an initial state, and a scheduler that monitors a metric."""
 
     def configure_optimizers(self) -> Any:
         slow, fast = {"params": self.net[0].parameters(), "lr": 0.0}, {"params": self.net[3].parameters()}
@@ -556,7 +559,7 @@ def test_optimizers_and_schedulers_of_the_module_train_all_twins() -> None:
     run.fit(found := TwinModule(Grouped(), DATA, batch_size=10, mode="mean", bootstrap=Bootstrap(64, replicas=3)))
     [optimizer] = run.optimizers
     assert [len(group["params"]) for group in optimizer.param_groups] == [6, 6]
-    assert optimizer.param_groups[1]["lr"] == pytest.approx(0.0001)  # three epochs, of which none was good enough
+    assert optimizer.param_groups[1]["lr"] == pytest.approx(0.0001)  # three epochs without enough progress
     start = Net()
     for twin in found.twins:
         assert_same_bits(twin.net[0].weight.detach(), start.net[0].weight.detach())
@@ -578,7 +581,7 @@ def test_the_mean_has_its_own_batchnorm_statistics() -> None:
 
 
 class Stacked(Net):
-    """Its forward pass goes by references to its own parts."""
+    """Its forward pass uses references to its own parts."""
 
     def __init__(self) -> None:
         super().__init__(norm=True)
@@ -591,7 +594,7 @@ class Stacked(Net):
         return x / self.temperature
 
     def setup(self, stage: str) -> None:
-        self.accuracy = MulticlassAccuracy(3)  # has no weights, and may come late
+        self.accuracy = MulticlassAccuracy(3)  # has no weights, so setup may add it
 
     def on_train_epoch_start(self) -> None:
         self.temperature = 2.0
@@ -656,7 +659,7 @@ def test_twins_share_frozen_weights_and_loading_does_not_change_the_users_module
     saved = torch.load(path, weights_only=True)
     held = {t.data_ptr() for part in ("twins", "state_dict") for n, t in saved[part].items() if n.endswith("0.weight")}
     assert len(held) == 1  # the file has it once, too
-    other = Adapted(seed=2)  # whose frozen weights are others
+    other = Adapted(seed=2)  # with other frozen weights
     before = snapshot(other)
     restored = TwinModule(other, DATA, batch_size=10).restore(path)
     assert_same_bits(dict(restored.state_dict()), dict(saved["twins"]))
@@ -827,7 +830,7 @@ def test_a_module_with_a_compiled_part_trains_the_same() -> None:
     torch.compiler.reset()
     BACKWARDS.clear()
     found = fitted(Compiled("part"))
-    assert len(BACKWARDS) <= 4  # to look at the mean and to train, however often the weights of another twin come
+    assert len(BACKWARDS) <= 4  # for the mean and for training; other weights need no new graph
     assert any(BACKWARDS)  # at least one graph was compiled for training
     for ours, plain in zip(found.twins.parameters(), by_hand().parameters(), strict=True):
         torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
@@ -928,7 +931,7 @@ def test_strategies_that_shard_are_refused_before_they_start() -> None:
     with pytest.raises(TypeError, match=sentence + "ModelParallelStrategy: "):
         run.fit(TwinModule(Net(), DATA))
     assert not torch.distributed.is_initialized()
-    # These do not start on a CPU, or not without a package of their own.
+    # These do not start on a CPU, or need another package.
     for refused in (FSDPStrategy(), object.__new__(DeepSpeedStrategy)):
         with pytest.raises(TypeError, match=sentence + type(refused).__name__):
             _require_strategy(refused)
@@ -954,7 +957,7 @@ def two_ranks(folder: str) -> Any:
 
 def test_two_processes_train_the_same_twins_and_can_be_resumed(tmp_path: Path) -> None:
     first, second = together(two_ranks, str(tmp_path))
-    weights = {name: t for name, t in first[0].items() if ".running_" not in name}  # of each one's own batches
+    weights = {name: t for name, t in first[0].items() if ".running_" not in name}  # each rank has its own statistics
     assert_same_bits(weights, {name: second[0][name] for name in weights})
     assert_same_bits(first[1], second[1])  # the mean, with its own statistics
     assert_same_bits(first[2], first[1])
@@ -976,7 +979,7 @@ torch.save({"steps": torch.tensor(run.global_step), **found.twins.state_dict()},
 
 
 def test_the_strategy_ddp_by_name(tmp_path: Path) -> None:
-    """As in a user's script, which Lightning starts once more for the second process."""
+    """A user's script, which Lightning starts again for the second process."""
     script = tmp_path / "script.py"
     script.write_text(BY_NAME)
     here = Path(__file__).parent
@@ -1174,7 +1177,7 @@ def test_an_import_error_of_twinboot_itself_does_not_blame_the_extra(monkeypatch
 
 
 def continued() -> Twins:
-    """A second `fit` has a new optimizer, and goes on with the epochs."""
+    """A second `fit` has a new optimizer and continues to count epochs."""
     found = fitted(max_epochs=1)
     trainer(max_epochs=1).fit(found)
     return found.twins

@@ -1,4 +1,4 @@
-"""The estimators keep scikit-learn's contract, and their intervals what they promise."""
+"""The estimators pass the checks of scikit-learn, and their intervals have the promised coverage."""
 
 import copy
 import importlib
@@ -68,12 +68,12 @@ def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
 
 
 def test_intervals_have_the_coverage_of_conformal_theory() -> None:
-    """Of a table with c rows set aside, the k-th score of which is taken, the share held is Beta(k, c + 1 - k)."""
+    """With c calibration rows and the k-th score, the coverage is distributed as Beta(k, c + 1 - k)."""
     level, tables, new = 0.8, 40, 200
     held, expected, variance = [], [], []
     for number in range(tables):
         x, y = values(150 + new, seed=number)
-        order = np.argsort(y[:150])  # a table that is sorted is as good as any
+        order = np.argsort(y[:150])  # the order of the table must not matter
         model = regressor(epochs=2).fit(x[:150][order], y[:150][order])  # one seed for all tables
         low, high = model.predict_interval(x[150:], level)
         held.append(((low <= y[150:]) & (y[150:] <= high)).mean())
@@ -92,7 +92,7 @@ def test_calibration_changes_only_the_width_of_intervals() -> None:
     model = regressor().fit(x, y)
     score = model.scores_.max()
     mean, std = model.predict(x, return_std=True)
-    [row] = np.flatnonzero(np.isclose(np.abs(y - mean) / std, score, rtol=1e-9))  # it is the row of that score
+    [row] = np.flatnonzero(np.isclose(np.abs(y - mean) / std, score, rtol=1e-9))  # the row of that score
     assert score > 0
     said = f"are infinite: they need .* rows for calibration, but there are {len(model.scores_)}"
     with pytest.warns(UserWarning, match=said):
@@ -150,13 +150,13 @@ def test_the_standard_deviation_includes_the_measurement_noise() -> None:
     y = 1000 + 50 * x[:, 0] + 20 * rng.normal(size=800)
     model = regressor(epochs=15, samples=16, learning_rate=0.02).fit(x, y)
     stopping = (800 * math.exp(-2)) / 2
-    assert model.noise_ == pytest.approx(20, rel=4 / math.sqrt(2 * stopping) + 0.05)  # and 5 % for what is not learned
+    assert model.noise_ == pytest.approx(20, rel=4 / math.sqrt(2 * stopping) + 0.05)  # and 5 % for the error of the fit
     mean, std = model.predict(x, return_std=True)
     assert (std >= model.noise_).all()
     assert (std > model.noise_).any()
     assert np.sqrt(np.mean((y - mean) ** 2)) == pytest.approx(20, rel=0.15)
     _, certain = regressor(samples=0).fit(x, y).predict(x[:5], return_std=True)
-    np.testing.assert_array_equal(certain, certain[0])  # the mean model has no spread of its own
+    np.testing.assert_array_equal(certain, certain[0])  # the mean model has no spread
 
 
 @pytest.mark.parametrize("make", [classifier, regressor])
@@ -173,11 +173,11 @@ def test_weights_equal_repetitions_and_row_order_does_not_matter(make: Any) -> N
 
 
 def test_fractional_weights_move_the_prediction_to_the_weighted_mean() -> None:
-    """Of two values at the same place, the prediction is their weighted mean: 0.9 * 1 + 0.1 * (-1)."""
+    """Two values have the same input, so the prediction is their weighted mean: 0.9 * 1 + 0.1 * (-1)."""
     x, y = np.zeros((400, 1)), np.tile([1.0, -1.0], 200)
     weight = np.where(y > 0, 1.8, 0.2)
     model = regressor(hidden=(), epochs=60, learning_rate=0.02).fit(x, y, sample_weight=weight)
-    assert model.estimate_.task == "regression"  # though its loss is a function
+    assert model.estimate_.task == "regression"  # although the loss is a function
     assert model.predict(x[:1])[0] == pytest.approx(0.8, abs=0.1)
     probs = classifier(hidden=(), epochs=60, learning_rate=0.02).fit(x, y, sample_weight=weight).predict_proba(x[:1])
     assert probs[0, 1] == pytest.approx(0.9, abs=0.06)
@@ -335,7 +335,7 @@ FACTORS = [1e-300, 1e-165, 1e-20, 1e20, 1e153, 1e300, 2.0**-990, 2.0**990]
 
 @pytest.fixture
 def table_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows as the table has them: their own order is by hashes, and those of other numbers are other ones."""
+    """Keep the order of the table: sorted by hashes, it would depend on the units."""
     monkeypatch.setattr(integration, "sort_rows", lambda x, y, weight, seed: Rows(x, y, weight))
 
 
@@ -351,7 +351,7 @@ def test_predictions_are_in_the_units_of_the_targets(weighted: bool) -> None:
     expected = found(1.0)
     for factor in FACTORS:
         exact = math.frexp(factor)[0] == 0.5
-        for ours, theirs in zip(found(factor), expected, strict=True):  # of float32, which rounds, in training
+        for ours, theirs in zip(found(factor), expected, strict=True):  # training is in float32, which rounds
             np.testing.assert_allclose(ours / factor, theirs, rtol=0 if exact else 1e-4, atol=0 if exact else 1e-4)
 
 
@@ -405,7 +405,7 @@ def test_values_beyond_float64_are_refused() -> None:
 
 
 def test_training_stops_by_default_when_the_out_of_bag_loss_rises() -> None:
-    rng = np.random.default_rng(0)  # labels that nothing tells, so that all there is to learn is wrong
+    rng = np.random.default_rng(0)  # random labels, so there is nothing to learn
     model = TwinBootClassifier(random_state=0).fit(rng.normal(size=(200, 5)), rng.integers(2, size=200))
     assert len(model.history_["epoch"]) == model.best_epoch_ + model.patience < model.epochs
 
@@ -563,7 +563,7 @@ def test_signed_zeros_are_equal() -> None:
 
 
 def test_a_seed_does_not_pick_the_same_ranks_of_every_table() -> None:
-    """The mean rank of what seed 0 sets aside has the variance of a fair sample of ranks, over tables."""
+    """Over tables, the mean rank of the calibration rows of seed 0 has the variance of a fair sample."""
     tables, n = 200, 100
     aside = split_rows(n, 0, calibrate=True).calibration.numpy()
     ranks = []

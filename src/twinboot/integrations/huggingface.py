@@ -154,6 +154,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
                 eval_dataset = Subset(train_dataset, bootstrap.unseen.tolist())
         self.bootstrap = bootstrap
         self._current: _CurrentTwin | None = None
+        self._current_model: nn.Module | None = None  # the one that `_current` has twins of
         self._loader: PairedLoader  # made for each training
         self._trained: TrainedModel | None = None  # what `model` holds; None before training and while twins are ahead
         self._twins_are_ahead = False  # whether the twins have changed since `model` got their mean
@@ -201,7 +202,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         Temperature and dropout are those of `estimate()`. With several processes, each predicts the whole dataset.
 
         Args:
-            test_dataset: The inputs. Models such as T5 need `decoder_input_ids`.
+            test_dataset: The inputs. Without labels, T5 needs `decoder_input_ids`.
             samples: Number of draws of the weights; 0 uses the mean model.
             task: By default that of `estimate()`. It comes from the model's config: one output or
                 `problem_type="regression"` is regression.
@@ -220,9 +221,10 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         return trained.predict(lambda i: self._prepare_inputs(batches[i]), len(batches), samples, task, scale, seed)
 
     def _current_twin(self) -> _CurrentTwin:
-        if self._current is None or self._current.model is not self.model:  # `model_init` makes one for each training
+        if self._current is None or self._current_model is not self.model:  # `model_init` makes one for each training
             replicas = self.bootstrap.replicas if self.bootstrap else 2
             self._current = _CurrentTwin(self.model, Twins(self.model, replicas, self.groups, self.args.seed))
+            self._current_model = self.model
         return self._current
 
     def _require_trained(self) -> TrainedModel:
@@ -387,16 +389,12 @@ class _CurrentTwin(nn.Module):
     With several processes, each twin has its own DistributedDataParallel, because each has its own backward pass.
     """
 
-    def __init__(self, model: nn.Module, twins: Twins) -> None:
+    def __init__(self, model: Any, twins: Twins) -> None:
         super().__init__()
         self.twins, self.number = twins, 0
         # Lists hide modules from PyTorch: these have no further weights to train.
-        self._model, self._prepared, self._runners = [model], list[nn.Module](), list[Any](twins)
-
-    @property
-    def model(self) -> nn.Module:
-        """The model that the twins are copies of."""
-        return self._model[0]
+        self._prepared, self._runners = list[nn.Module](), list[Any](twins)
+        self._name = type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._runners[self.number](*args, **kwargs)
@@ -418,8 +416,7 @@ class _CurrentTwin(nn.Module):
             yield
 
     def _get_name(self) -> str:  # the Trainer uses it to decide whether to shift labels for label smoothing
-        model: Any = self.model
-        return type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__
+        return self._name
 
 
 def _require_arguments(model: Any, args: Any) -> None:
@@ -556,7 +553,7 @@ class _Logits(nn.Module):
         batch = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, self.fetch(int(number)))
         try:
             output = self.model(**batch)
-        except ValueError as error:  # T5 raises it; BART makes decoder inputs from input_ids
+        except ValueError as error:  # T5 raises it without saying why; BART makes decoder inputs from input_ids
             config = getattr(self.model, "config", None)
             if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" not in batch:
                 raise ValueError("predict ignores labels, so this model needs decoder_input_ids.") from error

@@ -62,13 +62,13 @@ __all__ = ["TwinModule"]
 
 Loss = Callable[[Any, Any], Tensor]  # (module, batch) -> one value per sample
 
-# Besides the hooks named on_..., these methods of the user's module are called unchanged. Lightning looks for them, so
-# `TwinModule` has them only if the user's module has.
+# Lightning checks whether a module has these methods. TwinModule forwards them, and hooks named on_..., to the user's
+# module if that has them.
 FORWARDED = (
     *("prepare_data", "teardown", "lr_scheduler_step", "validation_step", "test_step", "predict_step"),
     *("test_dataloader", "predict_dataloader"),
 )
-# These may read or change gradients. They are called once for each twin, with its weights in the module.
+# These may read or change gradients, so they are called for each twin, with its weights in the module.
 FORWARDED_PER_TWIN = ("on_before_zero_grad", "optimizer_zero_grad", "on_after_backward", "on_before_optimizer_step")
 COMPILE_A_PART = "compile a part of your module instead, as in self.net = torch.compile(self.net)"
 
@@ -99,7 +99,7 @@ class TwinModule(pl.LightningModule):
         groups: Which weights share one sigma, as in `Twins`.
         reset: After which epochs to reset the twins, such as `resets.every(2)`, or after which steps, such as
             `resets.steps(resets.growing(10, 1.1, most=80))`. By default after each epoch, as in the paper; if an epoch
-            has more than 100 steps, also within the first epochs, as in `fit`.
+            has more than 100 steps, after growing numbers of steps, as in `fit`.
         mode: How to reset: `"sample"` as in the paper, `"mean"` or `"centered"`.
         noise: The weight noise in training has standard deviation `noise * sigma`. The paper uses 1.
         pooled: The share of each twin's gradient that is replaced by the mean over the twins, before clipping, as in
@@ -192,16 +192,12 @@ class TwinModule(pl.LightningModule):
         for hook in dir(pl.LightningModule):
             is_hook = hook.startswith("on_") and hook not in vars(TwinModule) and callable(getattr(own, hook))
             if (is_hook or hook in FORWARDED or hook in FORWARDED_PER_TWIN) and is_overridden(hook, own):
-                kind = _ForwardedPerTwin if hook in FORWARDED_PER_TWIN else _Forwarded
-                setattr(self, hook, kind(self, hook))
+                setattr(self, hook, _Forwarded(self, hook))
         use_weights(own, self.twins[0])
 
     def estimate(self) -> Estimate:
-        """The result of training: the mean of the twins with sigma. BatchNorm statistics use all samples that the twins
-        train on."""
-        estimate = self.twins.estimate(scale=self.bootstrap.scale)
-        self._update_batchnorm(estimate)
-        return estimate
+        """The result of training: the mean of the twins, with sigma and BatchNorm statistics of all training data."""
+        return self._estimate(None)
 
     def restore(self, path: str | os.PathLike[str]) -> Self:
         """Load the twins from a checkpoint, for `estimate()`. To resume training, use `fit(..., ckpt_path=path)`.
@@ -430,12 +426,10 @@ class TwinModule(pl.LightningModule):
         use_weights(self.module, self._current_mean().module)
 
     def _current_mean(self) -> Estimate:
-        """The mean of the twins as they are now, with BatchNorm statistics of at most 1024 samples."""
+        """The mean of the twins as they are now."""
         if not self._mean:
             with torch.inference_mode(False):  # Lightning validates in it, but the mean is also used later
-                estimate = self.twins.estimate(scale=self.bootstrap.scale)
-                self._update_batchnorm(estimate, ENOUGH)
-            self._mean.append(estimate)
+                self._mean.append(self._estimate(ENOUGH))
         return self._mean[0]
 
     def _replace_mean(self, buffers: Mapping[str, Tensor]) -> None:
@@ -449,9 +443,12 @@ class TwinModule(pl.LightningModule):
         self._mean = [estimate] if buffers else []
         use_weights(self.module, self.twins[0] if self._is_fitting() else estimate.module)
 
-    def _update_batchnorm(self, estimate: Estimate, at_most: int | None = None) -> None:
+    def _estimate(self, at_most: int | None) -> Estimate:
+        """The mean of the twins, with BatchNorm statistics of `at_most` training samples, or of all."""
+        estimate = self.twins.estimate(scale=self.bootstrap.scale)
         with self._step_of(estimate.module) as step:
             self._judge.give_statistics(estimate.module, step, self.device, at_most)
+        return estimate
 
     @contextmanager
     def _step_of(self, mean: Any) -> Iterator[Step[tuple[float, int]]]:
@@ -496,8 +493,8 @@ class TwinModule(pl.LightningModule):
             )
         if checkpoint.get("scale", 1.0) != self.bootstrap.scale:
             raise ValueError(
-                'only one of the checkpoint and this TwinModule has a bootstrap of kind "split", so sigma would be '
-                "wrong: give TwinModule the bootstrap of the checkpoint."
+                "the twins of the checkpoint divide the samples in another way, so sigma would be wrong: give "
+                "TwinModule the bootstrap of the checkpoint."
             )
         path = self.trainer.ckpt_path if self._is_running() else None  # the file that Lightning has read
         if path is not None and is_zipfile(path):
@@ -560,7 +557,7 @@ class _Loader(PairedLoader):
 
 
 class _Forwarded:
-    """A method of `owner.module` as a method of `owner`. `inspect.signature` gives the signature of the original."""
+    """A method of the module as a method of TwinModule. `inspect.signature` gives the signature of the original."""
 
     def __init__(self, owner: TwinModule, name: str) -> None:
         self.owner, self.name = owner, name
@@ -570,17 +567,13 @@ class _Forwarded:
         return getattr(self.owner.module, self.name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__wrapped__(*args, **kwargs)
-
-
-class _ForwardedPerTwin(_Forwarded):
-    """Calls the method for each twin, with its weights in the module and its part of the optimizer."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        if self.name not in FORWARDED_PER_TWIN:
+            return self.__wrapped__(*args, **kwargs)
         with self.owner._logging_means():
             for twin in self.owner.each_twin(self.owner.twins):
                 parts = (_OptimizerOfTwin(arg, twin) if isinstance(arg, torch.optim.Optimizer) else arg for arg in args)
                 self.__wrapped__(*parts, **kwargs)
+        return None
 
 
 class _OptimizerOfTwin:

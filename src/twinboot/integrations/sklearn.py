@@ -14,10 +14,9 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import blake2b
 from numbers import Integral
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -448,8 +447,7 @@ def _dense(x: Any) -> Floats:
 # common factor on them does not change the order. Other units of X or y do change it.
 
 
-@dataclass(frozen=True, eq=False)
-class Rows:
+class Rows(NamedTuple):
     """Inputs [n, d], targets [n] and weights [n] with mean 1, sorted by the hashes of the rows."""
 
     x: Floats
@@ -480,24 +478,14 @@ def sort_rows(x: Floats, y: Floats, weight: Floats, seed: int) -> Rows:
     return Rows(x[order], y[order], weight[order])
 
 
-@dataclass(frozen=True, eq=False)
-class RowSplit:
-    """Indices of rows: `seen` by a twin, `stopping` (out-of-bag), and `calibration` (out-of-bag and set aside).
+class RowSplit(NamedTuple):
+    """Indices of rows. A twin trains on each row in `seen`. The other ones are out-of-bag."""
 
-    `fit` gets the rows `train`, which are the first two kinds, and the bootstrap of these.
-    """
-
-    train: Tensor
+    seen: Tensor
+    stopping: Tensor
     calibration: Tensor
-    bootstrap: Bootstrap
-
-    @property
-    def seen(self) -> Tensor:
-        return self.train[self.bootstrap.seen]
-
-    @property
-    def stopping(self) -> Tensor:
-        return self.train[self.bootstrap.unseen]
+    train: Tensor  # for `fit`: the rows in seen and stopping
+    bootstrap: Bootstrap  # of the rows in train
 
 
 def split_rows(n: int, seed: int, calibrate: bool) -> RowSplit:
@@ -516,7 +504,8 @@ def split_rows(n: int, seed: int, calibrate: bool) -> RowSplit:
     is_train[calibration] = False
     train_bootstrap = copy.copy(bootstrap)
     train_bootstrap.n, train_bootstrap.counts = int(is_train.sum()), bootstrap.counts[:, is_train]
-    return RowSplit(is_train.nonzero().squeeze(1), calibration, train_bootstrap)
+    train = is_train.nonzero().squeeze(1)
+    return RowSplit(train[train_bootstrap.seen], train[train_bootstrap.unseen], calibration, train, train_bootstrap)
 
 
 def power_of_two(values: Floats) -> Floats:
