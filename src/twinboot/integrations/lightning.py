@@ -157,13 +157,13 @@ class TwinModule(pl.LightningModule):
         resets.require_mode(mode)
         require_number("noise", noise)
         require_share(pooled)
+        due = None if reset is None else resets.checked(reset, resets.every(1))  # None: `resets.usual`, known later
+        _require_loss(resample, loss)
         require_map_style(dataset)
         _require_module(module)
-        _require_loss(resample, loss)
         options = {} if options is None else options
         _require_options(options)
         seed = seeds.checked(seed)
-        due = None if reset is None else resets.checked(reset, resets.every(1))
         bootstrap = Bootstrap(len(dataset), seed=seed) if bootstrap is None else bootstrap  # type: ignore[arg-type]
         make_loader = partial(_Loader, dataset, bootstrap, batch_size, resample, seed=seed, **options)
         loader = make_loader()  # checks its arguments before the module is copied
@@ -175,8 +175,7 @@ class TwinModule(pl.LightningModule):
         self.twins = Twins(own, bootstrap.replicas, groups, seed)
         self.module = own  # after the twins: `named_parameters` lists shared weights by the first name
         self.bootstrap, self.seed, self.loss = bootstrap, seed, loss
-        self.due = due  # None: `resets.usual`, which needs the number of steps per epoch
-        self.mode, self.noise, self.pooled = mode, noise, pooled
+        self.due, self.mode, self.noise, self.pooled = due, mode, noise, pooled
         self.loader, self._make_loader = loader, make_loader
         self._judge = Judge(dataset, bootstrap, batch_size, seed, options)
         self._mean: list[Estimate] = []  # the current mean, if it was needed; in a list, to be no submodule
