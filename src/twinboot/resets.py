@@ -193,13 +193,6 @@ def require_schedule(given: Schedule, argument: str = "reset") -> None:
         raise TypeError(f"{argument} must be a schedule such as twinboot.resets.every(1), not {shown(given)}.")
 
 
-def checked(reset: Schedule | None, usual: Schedule) -> Schedule:
-    if reset is None:
-        return usual
-    require_schedule(reset)
-    return reset
-
-
 def steps_and_epochs(due: Schedule) -> tuple[Schedule, Schedule]:
     """A schedule as two: of what it says of steps, and of epochs; one of them is never due."""
     return (due, never()) if isinstance(due, steps) else (never(), due)
