@@ -10,7 +10,8 @@ import torch
 from loops import assert_same_bits, seeded
 from torch import Tensor
 
-from twinboot import resets
+from twinboot import Inversion, invert, resets
+from twinboot.experiments import seismic
 from twinboot.experiments.seismic.descent import (
     LEVELS,
     Method,
@@ -188,6 +189,70 @@ def test_each_step_ticks() -> None:
     ticks: list[int] = []
     train(problems()[:1], SINGLE, SHORT, tick=lambda: ticks.append(1))
     assert len(ticks) == SHORT.steps
+
+
+def by_invert(p: Problem, method: Method, schedule: Schedule, seed: int, eps: float, **options: Any) -> Inversion:
+    return invert(
+        seismic.operator(p),
+        p.observed,
+        torch.zeros(SIDE, SIDE, dtype=p.observed.dtype),
+        replicas=method.replicas,
+        steps=schedule.steps,
+        optimizer=lambda fields: torch.optim.Adam(fields, schedule.rate, eps=eps),
+        decay=schedule.decay,
+        reset=resets.growing(schedule.first_reset, 1.5),
+        mode=method.mode,
+        noise=method.noise,
+        check=schedule.check,
+        bootstrap=p.bootstrap,
+        seed=seed,
+        **options,
+    )
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        *(Method(2, mode=mode) for mode in resets.MODES),
+        Method(2, mode="sample", noise=0.0),
+        Method(4, mode="centered"),
+    ],
+)
+def test_this_loop_takes_the_steps_of_invert_and_keeps_the_same_state(method: Method) -> None:
+    """In double precision, over three resets. Both compute a gradient from the same products, one for each measurement
+    and cell, summed in another order: relative to its terms it is off by at most their number times the unit of
+    rounding. A step of Adam is proportional to the gradient, and at most about the learning rate. So the sum of all
+    learning rates times that share bounds the difference of the fields, and of sigma.
+
+    `invert` divides the loss by the mean square of the measurements that are seen, so an eps of Adam that is as many
+    times smaller is the same as 1e-8 here.
+    """
+    p = problem(replace(TASK, rows=200, noise=1.0, beta=1.5, spread=0.8), 0, method.replicas)
+    p = replace(p, kernels=p.kernels.double(), observed=p.observed.double())
+    schedule = Schedule(steps=260, rate=0.02, decay=0.995, first_reset=50, check=10)
+    total = sum(schedule.rate * schedule.decay**step for step in range(schedule.steps))
+    tolerance = total * (p.task.rows + SIDE**2) * torch.finfo(torch.double).eps / 2
+    assert tolerance < 1e-12
+    eps = 1e-8 / p.observed[p.bootstrap.seen].square().mean().item()
+    found = train([p], method, schedule, seed=3)
+    for state, stop in (("last", None), ("clear", "unseen")):
+        expected = by_invert(p, method, schedule, 3, eps, stop=stop)
+        assert found[state].step.tolist() == [expected.best_step]
+        torch.testing.assert_close(found[state].field[0], expected.field, atol=tolerance, rtol=0)
+        torch.testing.assert_close(found[state].sigma[0], expected.sigma, atol=tolerance, rtol=0)
+    assert found["clear"].step < found["last"].step  # the rule for the stop had something to decide
+
+
+def test_the_units_of_invert_change_nothing_but_the_eps_of_adam() -> None:
+    """With the same eps in both, fields differ where few kernels reach, here in the rim, and not in the middle."""
+    p = problem(replace(TASK, rows=1000, spread=0.6), 0)
+    schedule = Schedule(steps=100, rate=0.01, decay=0.99, first_reset=200)
+    method = Method(2, mode="centered", noise=0.0)
+    apart = (
+        train([p], method, schedule)["last"].field[0] - by_invert(p, method, schedule, 0, 1e-8, stop=None).field
+    ).abs()
+    assert apart.max() > 0.01
+    assert apart[10:20, 10:20].max() < 1e-5
 
 
 # A run that overfits at once, so that the states to keep lie inside it, and its state after each step.

@@ -4,9 +4,9 @@ The loss of a field is quadratic in the response u = f(v). A step over all M mea
 with K' W K, [cells, cells], instead of two with K, [M, cells]: the steps of `invert` in less time. All problems are one
 tensor of fields [problems, 30, 30], and `Blocks((1, 3, 3))` gives each problem its own sigmas.
 
-A test compares the results with those of `invert`. They agree to rounding except for Adam's eps: `invert` divides the
-loss by the mean square of the measurements, so its eps of 1e-8 is that many times larger in the units used here. Only
-cells that hardly any kernel reaches notice: their gradients are as small as eps.
+A test compares the results with those of `invert`: they agree to rounding, except for Adam's eps. `invert` divides the
+loss by the mean square of the measurements, so its eps of 1e-8 is that many times larger in the units used here. It
+matters where few kernels reach, and gradients are as small as eps.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class _Snapshots:
                 self.losses[name] = losses
             gain = self.losses[name] - losses
             mean = gain.sum(1) / self.number
-            variance = ((gain - mean[:, None]).square() * self.inside).sum(1) / (self.number - 1)
+            variance = ((gain - mean[:, None]).square() * self.inside).sum(1) / (self.number - 1).clamp(min=1)
             better = mean > errors * (variance / self.number).sqrt()
             for part in fields(State):
                 getattr(self.chosen[name], part.name)[better] = getattr(last, part.name)[better]
