@@ -34,10 +34,9 @@ def test_defaults_are_those_of_appendix_a2() -> None:
 
 def test_closed_form_settles_where_the_docstring_says() -> None:
     config = gaussian.Config(constant=500, falling=5000)
-    tau2, a = config.variance / 100 * 0.99, 2 * config.rate
-    found = gaussian.expected(config, 100)
-    assert found["twins, constant rate"] == pytest.approx(tau2 * (2 - a) / (2 - 2 * a), rel=1e-6)
-    assert found["twins"] == pytest.approx(tau2, rel=0.005)
+    found, a = gaussian.expected(config), 2 * config.rate
+    assert found["twins, constant rate"] == pytest.approx((2 - a) / (2 - 2 * a), rel=1e-6)
+    assert found["twins"] == pytest.approx(1, rel=0.005)
 
 
 def test_estimates_have_the_mean_of_the_closed_form(tables: dict[str, pd.DataFrame]) -> None:

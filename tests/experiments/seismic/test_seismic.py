@@ -16,8 +16,8 @@ from twinboot.experiments import seismic
 from twinboot.experiments.registry import EXPERIMENTS
 from twinboot.experiments.runner.experiment import Part, Tick
 from twinboot.experiments.runner.store import Run, carry_out
-from twinboot.experiments.seismic import PENALTIES, ROWS, RUNS, SHOWN
-from twinboot.experiments.seismic.descent import LEVELS, Schedule
+from twinboot.experiments.seismic import PENALTIES, ROWS, SHOWN
+from twinboot.experiments.seismic.descent import LEVELS, METHODS, Schedule
 from twinboot.experiments.seismic.kernels import SIDE, Problem, Task, problem, respond
 from twinboot.inverse.operators import Forward
 
@@ -66,7 +66,7 @@ def test_every_row_is_in_the_runs_of_each_response_and_batch(run: Run) -> None:
 
 def test_sigma_is_kept_of_twins_and_of_nothing_else(run: Run) -> None:
     runs = run.tables["runs"]
-    twins = {row for row, (of, _) in ROWS.items() if RUNS[of].replicas > 1}
+    twins = {row for row, (of, _) in ROWS.items() if METHODS[of].replicas > 1}
     assert len(twins) == 7
     for column in ("sigma", "correlation", *(f"covered_{level}" for level in LEVELS)):
         assert (runs[column].notna() == runs["method"].isin(twins)).all()
@@ -77,7 +77,7 @@ def test_sigma_is_kept_of_twins_and_of_nothing_else(run: Run) -> None:
 @pytest.mark.parametrize("row", ROWS)
 def test_a_row_is_of_the_run_and_the_state_that_it_names(row: str) -> None:
     of, state = ROWS[row]
-    method = RUNS[of]
+    method = METHODS[of]
     assert ("to the end" in row, "stopped" in row) == (state == "last", state == "clear")
     assert ("standard" in row) == (method.replicas == 1)
     assert ("hold-out" in row) == method.hold_out

@@ -349,11 +349,11 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
             "after Section 4.3, Figure 6, which has Gaussian kernels for waves",
             status(correlates and _clearly_positive(own["correlation"] - own["depth"]), correlates, few),
             f"With the centered reset the correlation of sigma with |error| is {text(SHOWN, 'correlation', '{:.2f}')} "
-            f"({text('mean', 'correlation', '{:.2f}')} with the mean reset); that of mere depth is "
-            f"{text(SHOWN, 'depth', '{:.2f}')}. Held would be: above 0 and above depth, each by three standard errors. "
-            f"As a measure sigma is {sigma['sigma']:.0f} m/s where the error is {sigma['error']:.0f} m/s, and the "
-            f"{LEVEL:.0%} intervals cover {sigma['covered']:.0%} of the cells. By its making sigma leaves out what "
-            f"both twins miss alike, such as edges too sharp for waves of {config.frequency:g} Hz. With a floor by a "
+            f"({text('mean', 'correlation', '{:.2f}')} with the mean reset); that of depth alone is "
+            f"{text(SHOWN, 'depth', '{:.2f}')}. The claim holds if it is above 0 and above that of depth, each by "
+            f"three standard errors. Rms sigma is {sigma['sigma']:.0f} m/s, the rms error {sigma['error']:.0f} m/s, "
+            f"and the {LEVEL:.0%} intervals cover {sigma['covered']:.0%} of the cells. Sigma cannot show what both "
+            f"twins miss alike, such as edges too sharp for waves of {config.frequency:g} Hz. With a floor by a "
             f"prior the correlation is {text('prior', 'correlation', '{:.2f}')}, and the intervals cover "
             f"{prior['covered']:.0%}.",
             ours=True,
@@ -383,45 +383,33 @@ def figure(config: Config, tables: Tables) -> Figure:
     height, width = error.shape
     drawn = Figure(figsize=(14, 3.9 + 2 * min(4.2 * height / width, 4.0)), layout="constrained")
     above, below = drawn.subplots(2, 3)
-    low, high = maps["truth"].min().min(), maps["truth"].max().max()
+    velocities = ("viridis", maps["truth"].min().min(), maps["truth"].max().max())
     for axes, (title, name) in zip(above, {"Truth": "truth", "Start": "start", "Found": SHOWN}.items(), strict=True):
-        image = _map(axes, config, maps[name], title, "viridis", low, high)
-    drawn.colorbar(
-        image, ax=above.tolist(), label="velocity, m/s", location="bottom", aspect=60, extend="both", extendfrac=0.015
-    )
+        image = _draw_map(axes, config, maps[name], title, *velocities)
+    bar = partial(drawn.colorbar, location="bottom")
+    bar(image, ax=above.tolist(), label="velocity, m/s", aspect=60, extend="both", extendfrac=0.015)
     top = max(error.stack().quantile(0.99), sigma.max().max())  # a few sharp edges would leave the rest in the dark
     for axes, title, values in zip(below, ("Sigma", "|Error|"), (sigma, error), strict=False):
-        image = _map(axes, config, values, title, "magma", 0, top)
-    drawn.colorbar(
-        image,
-        ax=below[:2].tolist(),
-        label="sigma and |error| of the velocity, m/s",
-        location="bottom",
-        aspect=40,
-        extend="max",
-        extendfrac=0.02,
-    )
+        image = _draw_map(axes, config, values, title, "magma", 0, top)
+    label = "sigma and |error| of the velocity, m/s"
+    bar(image, ax=below[:2].tolist(), label=label, aspect=40, extend="max", extendfrac=0.02)
     for axes in (above[0], below[0]):
         axes.set_ylabel("depth, km")
-    _errors(below[2], tables["runs"])
+    _draw_errors(below[2], tables["runs"])
     handles, labels = below[0].get_legend_handles_labels()
-    shown = zip(
-        "oo|", (*plots.TWINS, plots.ink()), ("error of a run of Adam", "of Twin-Boot", "mean of the runs"), strict=True
-    )
-    for mark, colour, text in shown:
+    for mark, colour in zip("oo|", (*plots.TWINS, plots.ink()), strict=True):
         handles.append(Line2D([], [], marker=mark, ls="none", color=colour, ms=8, mew=1.5))
-        labels.append(text)
+    labels += ["error of a run of Adam", "of Twin-Boot", "mean of the runs"]
     drawn.legend(handles, labels, loc="outside lower center", ncols=5)
     return drawn
 
 
-def _map(
+def _draw_map(
     axes: Axes, config: Config, values: pd.DataFrame, title: str, colors: str, low: float, high: float
 ) -> AxesImage:
     (height, width), km = values.shape, config.cell / 1000
-    image = axes.imshow(
-        values.to_numpy(), cmap=colors, vmin=low, vmax=high, extent=(0, width * km, height * km, 0), aspect="equal"
-    )
+    extent = (0, width * km, height * km, 0)
+    image = axes.imshow(values.to_numpy(), cmap=colors, vmin=low, vmax=high, extent=extent, aspect="equal")
     shots, receivers = ((places(count, width).numpy() + 0.5) * km for count in (config.shots, config.receivers))
     depth = (DEPTH + 0.5) * km
     axes.plot(shots, [depth] * len(shots), "*", color=plots.TRUTH, ms=7, mec="white", mew=0.5, label="shot")
@@ -433,18 +421,12 @@ def _map(
     return image
 
 
-def _errors(axes: Axes, runs: pd.DataFrame) -> None:
+def _draw_errors(axes: Axes, runs: pd.DataFrame) -> None:
     runs = runs[runs["method"] != "prior"]  # whose field is that of the centered reset
     for place, (method, group) in enumerate(runs.groupby("method", sort=False)):
         axes.plot(group["error"].mean(), place, "|", color=plots.ink(), ms=16, mew=1.5)
-        axes.plot(
-            group["error"],
-            [place] * len(group),
-            "o",
-            color=plots.TWINS[method in ("mean", "centered")],
-            ms=6,
-            alpha=0.8,
-        )
+        colour = plots.TWINS[method in ("mean", "centered")]
+        axes.plot(group["error"], [place] * len(group), "o", color=colour, ms=6, alpha=0.8)
         axes.text(0.02, place - 0.32, METHODS[str(method)], transform=axes.get_yaxis_transform(), fontsize=9)
     start = runs["start"].iloc[0]
     axes.axvline(start, color=plots.ink(), ls=":", lw=1.2)

@@ -39,6 +39,17 @@ class Method:
     noise: float = 1.0
 
 
+METHODS = {
+    "standard": Method(),
+    "hold-out": Method(hold_out=True),
+    "sample": Method(2, mode="sample"),
+    "mean": Method(2, mode="mean"),
+    "centered": Method(2, mode="centered"),
+    "no noise": Method(2, mode="sample", noise=0.0),
+    "four": Method(4, mode="centered"),
+}
+
+
 @dataclass(frozen=True)
 class Schedule:
     """How long and how fast; `batch` None for all measurements in each step."""

@@ -20,8 +20,8 @@ from torch import Tensor
 from .. import plots
 from ..intervals import change, interval, with_error, with_interval
 from ..runner.experiment import Part, Tables, Tick, Verdict, one_thread, status
-from .descent import Method, Schedule, State, covered_text, require_training, scores, train
-from .kernels import Problem, Task, problem, respond
+from .descent import METHODS, Schedule, State, covered_text, require_training, scores, train
+from .kernels import Problem, Task, problems, respond
 
 TITLE = "Better estimates: the field, and sigma"
 QUESTION = "Which of seven ideas lower the error of the field, or make sigma say more about it?"
@@ -30,11 +30,7 @@ CAPTION = (
     "interval of the mean over the seeds. Left: error of the field. Middle: correlation of sigma with |error|. Right: "
     "how often the 90 % interval holds the truth; the line is what it should be."
 )
-RUNS = {
-    "sample": Method(2, mode="sample"),
-    "centered": Method(2, mode="centered"),
-    "four": Method(4, mode="centered"),
-}
+RUNS = ("sample", "centered", "four")
 TASKS = {"many, everywhere": Task(4096, 0.3, 1.0, 1.0, 1.0), "few, rim left out": Task(1000, 0.3, 1.0, 1.0, 0.7)}
 
 
@@ -65,32 +61,32 @@ def parts(config: Config) -> list[Part]:
 
 
 def _run(config: Config, task: str, run: str, tick: Tick) -> dict[str, pd.DataFrame]:
-    method = RUNS[run]
-    problems = [problem(TASKS[task], config.seed * 1_000_000 + k, method.replicas) for k in range(config.seeds)]
+    method = METHODS[run]
+    given = problems(TASKS[task], config.seed, config.seeds, method.replicas)
     with one_thread():
-        states = train(problems, method, Schedule(config.steps, config.rate, config.decay), config.seed, tick)
+        states = train(given, method, Schedule(config.steps, config.rate, config.decay), config.seed, tick)
     frames = []
     for idea, (of, which, change_sigma) in IDEAS.items():
         if of == run:
             state = states[which]
             if change_sigma:
-                state = replace(state, sigma=change_sigma(problems, state))
-            frames.append(scores(problems, state, method).assign(idea=idea, seed=range(config.seeds)))
+                state = replace(state, sigma=change_sigma(given, state))
+            frames.append(scores(given, state, method).assign(idea=idea, seed=range(config.seeds)))
     return {"runs": pd.concat(frames, ignore_index=True).assign(task=task)}
 
 
-def around(problems: list[Problem], state: State) -> Tensor:
+def around(given: list[Problem], state: State) -> Tensor:
     """For each patch the mean sigma^2 of itself and the eight around it."""
     patches = state.sigma[:, None, 1::3, 1::3].square()
     mean = F.avg_pool2d(F.pad(patches, (1, 1, 1, 1), mode="replicate"), 3, 1)[:, 0].sqrt()
     return mean.repeat_interleave(3, 1).repeat_interleave(3, 2)
 
 
-def floored(problems: list[Problem], state: State) -> Tensor:
+def floored(given: list[Problem], state: State) -> Tensor:
     """Sigma, but at least what a prior leaves, as in `invert(prior="found")`. `invert` has one value per patch, from
     random probes; here each cell has its own, from the exact diagonal of J'J. A test compares the two."""
     found = []
-    for p, field, sigma in zip(problems, state.field, state.sigma, strict=True):
+    for p, field, sigma in zip(given, state.field, state.sigma, strict=True):
         v = field.clone().requires_grad_()
         u = respond(p.task.response, p.task.beta * v)
         [slope] = torch.autograd.grad(u.sum(), v)

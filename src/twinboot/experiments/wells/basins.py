@@ -1,7 +1,6 @@
 """Figure 2: on a landscape with two wells, which reset keeps the twins in one, and is sigma then the local uncertainty?
 
-The twins start on the ridge between the wells, where each bootstrap sample pulls its twin to one side. See
-`landscape.py` for the loss, how a datum enters it, and the exact sigma of one well.
+The twins start on the ridge between the wells, where each bootstrap sample pulls its twin to one side.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ MODES: dict[Mode, str] = {
     "centered": "centered reset",
 }
 STRIDE = 40  # steps between two circles
-STRAY = 5  # times the exact sigma: of twins at the bottom of a well one in e^25 stands as far apart
+STRAY = 5  # times the exact sigma: of the twins at the bottom of a well, a share of e^-25 is that far apart
 MEDIAN = math.sqrt(math.log(2))  # of sigma / rms: sigma^2 of two twins with two equal weights is exponential
 
 
@@ -62,7 +61,7 @@ QUICK = Config(seeds=200)
 
 
 def parts(config: Config) -> list[Part]:
-    exact_line(config)  # now rather than after the work: it may find that there are no two wells
+    exact_line(config)  # fails now, rather than after the work, if the noise leaves no two wells
     return [Part("runs", len(MODES) * steps(config), partial(_runs, config))]
 
 
@@ -93,7 +92,7 @@ def _path(mode: str, run: Trained, shown: int) -> pd.DataFrame:
 
 
 def summary(runs: pd.DataFrame) -> pd.DataFrame:
-    """For each reset: the share of runs whose twins end in different wells, or one of them in neither, and sigma."""
+    """For each reset: the share of runs whose twins end in different wells, or with a twin in neither, and sigma."""
     rows = []
     for reset, group in runs.groupby("reset", sort=False):
         lost = (group["well_1"] == "neither") | (group["well_2"] == "neither")
@@ -162,7 +161,7 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
     split += "each direction, because noise of that size pulls the twins inward."
     return [
         Verdict(
-            "Without a reset the twins end in different wells, and sigma is the way between them.",
+            "Without a reset the twins end in different wells, and sigma is the distance between them.",
             "Section 4.1, Figure 2 left",
             status(none["apart"] > 0.9, none["apart"] > 0, few),
             f"In {_share(none)} of the runs. Both samples come from the same data, so "

@@ -1,10 +1,10 @@
-"""The two-well landscape of the paper (Appendix A.3), how data enter it, and how uncertain its minimum really is.
+"""The two-well landscape of the paper (Appendix A.3), how data enter it, and the exact uncertainty of its minimum.
 
     L(w) = -exp(-||w - mu_1||^2 / (2 width^2)) - exp(-||w - mu_2||^2 / (2 width^2)),   mu = (-1, 0) and (1, 0)
 
 The paper does not say how data enter this loss. Three ways are implemented, for a datum x ~ N(0, noise^2 I):
 
-    "shift"     l(w; x) = L(w - x)            it moves the landscape, as a point of a cloud does for the cloud's mean
+    "shift"     l(w; x) = L(w - x)            the datum moves the landscape, as in Figure 1
     "tilt"      l(w; x) = L(w) - x . w        it pulls with the same force everywhere
     "matched"   l(w; x) = L(w) - x . A w      as "tilt", where A A is the curvature of a well
 
@@ -39,7 +39,7 @@ WELLS = torch.tensor([[-SEPARATION / 2, 0.0], [SEPARATION / 2, 0.0]])
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One training on the landscape. Where the paper states no number, the reason for ours is given."""
+    """One training on the landscape."""
 
     width: float = 0.5
     """Standard deviation of a well. Not stated; at 1.0 the two wells would be one."""
@@ -119,7 +119,7 @@ def exact_line(setting: Setting) -> float:
 
 
 def mean_landscape(width: float, noise: float, datum: Datum) -> Callable[[Tensor], Tensor]:
-    """The loss at a point [2] for endless data."""
+    """The expected loss at a point [2], as for infinitely many data."""
     x, probability = _quadrature(noise, width)
     return lambda w: (probability * loss(w, x, width, datum)).sum()
 
@@ -200,7 +200,7 @@ def train(
     with one_thread():
         samples = list(resampled(data, setting.seed))
         for epoch in range(1, setting.epochs + 1):
-            # One order for all runs: their samples are independent, so a run can't tell it from an order of its own.
+            # One order for all runs: their samples are independent, so it is as good as an order for each.
             for chosen in torch.randperm(setting.size, generator=generator).split(setting.batch):
                 with twins.sampled(noise_scale):
                     for twin, sample in zip(twins, samples, strict=True):
@@ -230,7 +230,7 @@ def resampled(data: Tensor, seed: int) -> Iterable[Tensor]:
     generator = torch.Generator().manual_seed(derive(seed, "order"))
     for twin in range(2):
         drawn = torch.stack([bootstrap.indices(twin) for bootstrap in bootstraps], dim=1)
-        # They come sorted. In random order a run's sample is a plain sequence of draws.
+        # The indices come sorted. In random order they are a plain sequence of draws.
         drawn = drawn.gather(0, torch.rand(size, runs, generator=generator).argsort(0))
         yield data.gather(0, drawn.unsqueeze(-1).expand_as(data))
 

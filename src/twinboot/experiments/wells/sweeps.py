@@ -1,8 +1,8 @@
 """Figure 3: does sigma follow the data (their number and noise), and not the optimizer (its rate and batches)?
 
-One setting is varied at a time, all others stay at the config's. See `landscape.py` for the loss, how a datum enters
-it, the exact sigma of a well and the paper's line. The root mean square of sigma over the seeds is what theory speaks
-of; the mean, which the paper draws, is lower: E[sigma] = 0.886 sqrt(E[sigma^2]) for two weights of equal variance.
+One setting varies at a time. See `landscape.py` for the loss, how a datum enters it, the exact sigma of a well and the
+paper's line. Theory is about the root mean square of sigma over the seeds. The mean, which the paper draws, is lower:
+E[sigma] = 0.886 sqrt(E[sigma^2]) for two weights of equal variance.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CAPTION = (
     "± standard deviation over the seeds, as in the paper. Line: exact for many data. Dashed: the paper's line. "
     "Dotted: the value that the setting has in the other panels."
 )
-# Each swept field of the config, what it is called in a figure, and which of the config's fields lists its values.
+# Each varied setting: its name in the figure, and the setting that lists its values.
 SWEEPS = {
     "size": ("number of data M", "sizes"),
     "noise": ("noise of the data $\\sigma_{data}$", "noises"),
@@ -66,15 +66,15 @@ class Config(Setting):
 
     @property
     def base(self) -> Setting:
-        """What all points have in common, but for the one setting that varies."""
+        """The setting of all points, before one of its values is changed."""
         return Setting(**{name: getattr(self, name) for name in Setting.__dataclass_fields__})
 
 
 def points(config: Config) -> Iterator[tuple[str, Setting]]:
-    """The sweep's name and the setting of each point; at the end the three ways in which a datum may enter.
+    """For each point the name of what varies, and the setting; at the end the three ways in which a datum may enter.
 
-    Each size and noise has data of its own. All rates, batches and ways share the data of the base setting, and are
-    compared with it run by run.
+    Each size and noise has its own data. All rates, batches and ways share the data of the base setting, so that they
+    are compared with it run by run.
     """
     for name, (_, values) in SWEEPS.items():
         for value in getattr(config, values):
@@ -91,14 +91,14 @@ QUICK = Config(
 
 def parts(config: Config) -> list[Part]:
     for _, setting in points(config):
-        exact_line(setting)  # now rather than after the work: it may find that there are no two wells
+        exact_line(setting)  # fails now, rather than after the work, if the noise leaves no two wells
     found = {_part_name(name, setting, config): setting for name, setting in points(config)}
     found["base"] = config.base
     return [Part(name, steps(setting), partial(_point, config, name, setting)) for name, setting in found.items()]
 
 
 def _part_name(name: str, setting: Setting, config: Config) -> str:
-    """Points that are the base setting are run once, under that name."""
+    """Points that equal the base setting are run once, under that name."""
     return "base" if setting == config.base else f"{name}-{getattr(setting, name)}"
 
 
@@ -110,8 +110,8 @@ def _point(config: Config, name: str, setting: Setting, tick: Tick) -> dict[str,
 
 
 def summary(config: Config, sigma: pd.DataFrame) -> pd.DataFrame:
-    """For each point: rms, mean and standard deviation of sigma, the exact and the paper's line, the line of a strict
-    proportion, and the ratio to the base setting run by run."""
+    """For each point: rms, mean and standard deviation of sigma; the exact line, the paper's, and that of a strict
+    proportion; and the ratio to the base setting, run by run."""
     found = dict(iter(sigma.groupby("point")))
     base = found["base"]["sigma"].pow(2).to_numpy()
     faint = replace(config.base, noise=config.base.noise / 100)
@@ -164,7 +164,7 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
             "not in one well": ("apart", "{:.0%}"),
         },
     )
-    return {f"{config.seeds} runs for each point, ± standard error but in the column of std": shown}
+    return {f"{config.seeds} runs for each point, ± standard error, except in the column of std": shown}
 
 
 def verdicts(config: Config, tables: Tables) -> list[Verdict]:
@@ -213,10 +213,11 @@ def _flat(found: pd.DataFrame, name: str, what: str) -> Verdict:
 
 
 def _why(row: Any) -> str:
+    """The likely reason why a point differs from the base setting."""
     if row.apart > 0:
         return f"; in {row.apart:.0%} of the runs the twins are not in one well at the end"
     if row.ratio < 1:
-        return "; after the last reset the steps are too few or too small to part as far as the data would have it"
+        return "; after the last reset the steps are too few or too small for the twins to reach their minima"
     return ""
 
 
