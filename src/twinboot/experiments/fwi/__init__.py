@@ -23,7 +23,6 @@ from torch import Tensor
 
 from ... import Blocks, Bootstrap, invert, resets
 from ..._core import seeds
-from ...data.bootstrap import UNSEEN
 from .. import plots
 from ..datasets import array_files
 from ..intervals import correlation, covered, formatted, with_error
@@ -40,6 +39,7 @@ SHOWN = "centered"  # the default of `invert`
 FEW = 3  # runs, below which a standard error says little
 SCALE = 1000.0  # m/s for a step of 1 in the field, which is what Adam's learning rate is made for
 LEVEL = 0.9
+HOLD_OUT = math.exp(-2)  # of the shots: as many as neither of two twins draws
 METHODS = {
     "standard": "Adam, all shots, to the end",
     "held out": "Adam, stopped by held-out shots",
@@ -207,7 +207,7 @@ class Result:
 def by_adam(problem: Problem, tick: Tick, hold_out: bool) -> Result:
     """Adam on all shots to the end; or on most, stopped where the loss on the others was lowest."""
     config, observed, records = problem.config, problem.observed, problem.forward()
-    held = max(1, round(UNSEEN * config.shots)) if hold_out else 0
+    held = max(1, round(HOLD_OUT * config.shots)) if hold_out else 0
     draw = torch.Generator().manual_seed(seeds.derive(problem.seed, "held out"))
     unused, used = torch.randperm(config.shots, generator=draw).tensor_split([held])
     field = torch.zeros_like(problem.truth, requires_grad=True)

@@ -234,22 +234,26 @@ def _standard(forward: Dense, observed: Tensor, schedule: Schedule) -> Iterator[
     field = torch.zeros(SIDE, SIDE, requires_grad=True)
     optimizer = torch.optim.Adam([field], schedule.rate, fused=True)
     annealing = torch.optim.lr_scheduler.ExponentialLR(optimizer, schedule.decay)
-    generator, batches = torch.Generator().manual_seed(0), iter(observed[:0].split(1))
+    batches = _shuffled(len(observed), schedule.batch) if schedule.batch else None
     while True:
         for _ in range(TURN):
             optimizer.zero_grad()
-            if schedule.batch is None:
+            if batches is None:
                 loss = F.mse_loss(forward(field), observed)
             else:
-                batch = next(batches, None)
-                if batch is None or len(batch) < schedule.batch:
-                    batches = iter(torch.randperm(len(observed), generator=generator).split(schedule.batch))
-                    batch = next(batches)
+                batch = next(batches)
                 loss = F.mse_loss(forward.rows(batch)(field), observed[batch])
             loss.backward()
             optimizer.step()
             annealing.step()
         yield
+
+
+def _shuffled(number: int, size: int) -> Iterator[Tensor]:
+    """Full batches of the measurements, in a new order in each epoch."""
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        yield from torch.randperm(number, generator=generator).split(size)[: number // size]
 
 
 def _main(table: pd.DataFrame, method: str | None = None) -> pd.DataFrame:

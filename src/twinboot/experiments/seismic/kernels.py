@@ -16,11 +16,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ... import Bootstrap
 from ..._core import seeds
-from ...data.bootstrap import UNSEEN, Bootstrap
 
 SIDE = 30
 TEST_ROWS = 1000
+HOLD_OUT = math.exp(-2)  # of the measurements: as many as neither of two twins draws
 MIN_WIDTH = 0.3  # of kernels in cells: a narrower one may fall between all of them
 Response = Literal["tanh", "cubic"]
 
@@ -89,7 +90,7 @@ def problem(task: Task, seed: int, replicas: int = 2) -> Problem:
         test_kernels,
         test_kernels @ u + task.noise * test_noise,
         Bootstrap(task.rows, replicas, seeds.derive(seed, "bootstrap")),
-        shuffled[: round(UNSEEN * task.rows)],
+        shuffled[: round(HOLD_OUT * task.rows)],
     )
 
 

@@ -184,9 +184,8 @@ def _scaling(found: pd.DataFrame, name: str, claim: str) -> Verdict:
     answers = [agrees(row.rms, row.error, row.proportional, margin=0.1) for row in data.itertuples()]
     off = data[[answer is False for answer in answers]]
     within = [(data["z"].abs() <= k).sum() for k in (1, 2)]
-    evidence = (
-        f"Of {len(data)} values {len(data) - len(off)} follow the proportion to a tenth or three standard errors."
-    )
+    follow = len(data) - len(off)
+    evidence = f"Of {len(data)} values {follow} follow the proportion to a tenth or three standard errors."
     for row in off.itertuples():
         evidence += f" At {name} = {row.value} it is {row.rms / row.proportional:.2f} of that."
     if len(off) and (data["exact"] / data["proportional"]).max() > 1.1:
@@ -203,10 +202,8 @@ def _flat(found: pd.DataFrame, name: str, what: str) -> Verdict:
     good = values.drop(off.index)["ratio"]
     evidence = "No value gives the sigma of the base setting."
     if len(good):
-        evidence = (
-            f"On the same data rms sigma is {good.min():.2f} to {good.max():.2f} times that of the base setting for "
-        )
-        evidence += f"{len(good)} of {len(values)} values."
+        evidence = f"On the same data rms sigma is {good.min():.2f} to {good.max():.2f} times that of the base setting "
+        evidence += f"for {len(good)} of {len(values)} values."
     for row in off.itertuples():
         evidence += f" At {name} = {row.value} it is {row.ratio:.2f} times it{_why(row)}."
     return Verdict(f"Sigma is largely invariant to the {what}.", "Section 4.1, Figure 3", overall(answers), evidence)
