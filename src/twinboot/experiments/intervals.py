@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from statistics import NormalDist
 
 import pandas as pd
+import torch
+from torch import Tensor
 
 
 def interval(values: pd.Series) -> tuple[float, float]:
@@ -56,3 +58,42 @@ def _student(degrees: int) -> float:
         (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
     )
     return sum(term / float(degrees) ** power for power, term in enumerate(terms))
+
+
+def with_interval(values: pd.Series, form: str) -> str:
+    """The mean of some values with half of its 95 % interval.
+
+    >>> with_interval(pd.Series([0.1, 0.2, 0.3]), "{:.2f}")
+    '0.20 ± 0.25'
+    """
+    return with_error(*interval(values), form)
+
+
+def formatted(found: pd.DataFrame, columns: Mapping[str, tuple[str, ...]]) -> pd.DataFrame:
+    """A table for people. `columns`: title -> (column,), (column, format) or (column, format, column of its errors).
+
+    >>> found = pd.DataFrame({"name": ["a", "b"], "mean": [0.25, math.nan], "error": [0.125, 1.0]})
+    >>> formatted(found, {"who": ("name",), "mean ± error": ("mean", "{:.1f}", "error")}).to_dict("list")
+    {'who': ['a', 'b'], 'mean ± error': ['0.2 ± 0.1', '']}
+    """
+    shown = {}
+    for title, (column, *more) in columns.items():
+        values = found[column].to_list()
+        if more:
+            form, *errors = more
+            known = found[errors[0]] if errors else [math.nan] * len(found)
+            values = [with_error(value, error, form) for value, error in zip(values, known, strict=True)]
+        shown[title] = values
+    return pd.DataFrame(shown)
+
+
+def covered(error: Tensor, sigma: Tensor, level: float) -> float:
+    """The share of the cells whose normal interval of that level contains the true value."""
+    half_width = NormalDist().inv_cdf(0.5 + level / 2)
+    return (error.abs() < half_width * sigma).float().mean().item()
+
+
+def correlation(sigma: Tensor, error: Tensor) -> float:
+    """The correlation of sigma with |error| over the cells; 0 if sigma is the same everywhere."""
+    found = torch.corrcoef(torch.stack([sigma.flatten(), error.abs().flatten()]))[0, 1].item()
+    return found if math.isfinite(found) else 0.0

@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -11,13 +12,13 @@ from twinboot._core.seeds import derive
 from twinboot.experiments.wells.landscape import (
     WELLS,
     Setting,
-    checked_start,
     curvatures,
     exact_line,
     loss,
     mean_landscape,
     paper_line,
     potential,
+    require_start,
     resampled,
     rms,
     steps,
@@ -129,8 +130,6 @@ def test_every_step_ticks_and_is_on_the_path() -> None:
     setting, ticks = Setting(size=25, epochs=2), []
     trained = train(setting, (0.0, 0.0), 3, "centered", lambda: ticks.append(1), keep_path=True)
     assert len(ticks) == steps(setting) == 6
-    assert trained.path is not None
-    assert trained.path_sigma is not None
     assert trained.path.shape == (7, 2, 3, 2)
     assert trained.path_sigma.shape == (7, 3)
 
@@ -145,7 +144,7 @@ def test_epochs_count_from_one_and_starts_lie_near_the_wells() -> None:
     with pytest.raises(ValueError, match="counted from 1"):
         Setting(resets=(0,))
     with pytest.raises(ValueError, match="no slope"):
-        checked_start((50.0, 50.0), 10)
+        require_start(SimpleNamespace(start=(50.0, 50.0), seeds=10))
 
 
 @pytest.mark.parametrize("field", ["width", "noise", "size", "batch", "rate", "epochs"])

@@ -133,3 +133,21 @@ def refuse_repeated(config: Any, *names: str) -> None:
         values = getattr(config, name)
         if not values or len(set(values)) < len(values):
             raise ValueError(f"{name} must have at least one value and none twice, not {values}.")
+
+
+def require_positive(config: Any, *names: str) -> None:
+    """The named settings must be above 0; NaN is not."""
+    for name in names:
+        if not getattr(config, name) > 0:
+            raise ValueError(f"{name} must be above 0, not {getattr(config, name)}.")
+
+
+def require_at_least(config: Any, least: float, *names: str) -> None:
+    for name in names:
+        if not getattr(config, name) >= least:
+            raise ValueError(f"{name} must be at least {least}, not {getattr(config, name)}.")
+
+
+def status(held: bool, partly: bool = False, too_few: bool = False) -> Status:
+    """The status of a claim that holds, or holds in part; with too few runs it is undecided."""
+    return "undecided" if too_few else "held" if held else "partly" if partly else "not held"

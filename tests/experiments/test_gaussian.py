@@ -7,7 +7,6 @@ from matplotlib.figure import Figure
 
 from twinboot import Bootstrap
 from twinboot.experiments import gaussian
-from twinboot.experiments.gaussian import run as gaussian_run
 
 SMALL = gaussian.Config(sizes=(20, 100), seeds=600, replicas=(10, 20), falling=250)
 
@@ -35,14 +34,13 @@ def test_defaults_are_those_of_appendix_a2() -> None:
 
 def test_closed_form_settles_where_the_docstring_says() -> None:
     config = gaussian.Config(constant=500, falling=5000)
-    tau2, a = config.variance / 100 * 0.99, 2 * config.rate
-    found = gaussian_run.expected(config, 100)
-    assert found["twins, constant rate"] == pytest.approx(tau2 * (2 - a) / (2 - 2 * a), rel=1e-6)
-    assert found["twins"] == pytest.approx(tau2, rel=0.005)
+    found, a = gaussian.expected(config), 2 * config.rate
+    assert found["twins, constant rate"] == pytest.approx((2 - a) / (2 - 2 * a), rel=1e-6)
+    assert found["twins"] == pytest.approx(1, rel=0.005)
 
 
 def test_estimates_have_the_mean_of_the_closed_form(tables: dict[str, pd.DataFrame]) -> None:
-    found = gaussian_run.summary(SMALL, tables["estimates"])
+    found = gaussian.summary(SMALL, tables["estimates"])
     assert len(found) == 2 * 5
     assert ((found["mean"] - found["expected"]).abs() < 4 * found["error"]).all()
 
@@ -50,7 +48,7 @@ def test_estimates_have_the_mean_of_the_closed_form(tables: dict[str, pd.DataFra
 def test_estimates_have_the_variance_of_theory(tables: dict[str, pd.DataFrame]) -> None:
     """sigma^2 over (B - 1) D degrees of freedom is nearly chi-squared, so its sample variance over n data sets has the
     relative variance (2 + 12 / degrees) / n."""
-    found = gaussian_run.summary(SMALL, tables["estimates"]).dropna()
+    found = gaussian.summary(SMALL, tables["estimates"]).dropna()
     assert set(found["trainings"]) == {2, 10, 20}
     width = ((2 + 12 / (2 * (found["trainings"] - 1))) / SMALL.seeds).pow(0.5)
     assert ((found["variance"] / found["theory"] - 1).abs() < 4 * width).all()
@@ -84,7 +82,7 @@ def test_relative_variance_over_data_sets_is_the_closed_form() -> None:
     found = estimate.var() / estimate.mean() ** 2
     kurtosis = (estimate - estimate.mean()).pow(4).mean() / estimate.var() ** 2
     error = found * math.sqrt((kurtosis - 1) / len(estimate))
-    assert abs(found - gaussian_run.relative_variance(5, 20)) < 4 * error
+    assert abs(found - gaussian.relative_variance(5, 20)) < 4 * error
     assert abs(found - 2 / (2 * 4)) > 10 * error
 
 
@@ -135,7 +133,7 @@ def test_configs_that_make_no_sense_are_refused(wrong: dict[str, object], messag
 def two_valued(config: gaussian.Config, low: float, high: float) -> pd.DataFrame:
     """Estimates of the twins at each stage, half of them `low` and half `high` in units of tau^2."""
     rows = [
-        (size, seed, stage, gaussian_run.tau_squared(config, size) * (high if seed % 2 else low))
+        (size, seed, stage, gaussian.tau_squared(config, size) * (high if seed % 2 else low))
         for stage in config.stages
         for size in config.sizes
         for seed in range(config.seeds)
@@ -148,7 +146,7 @@ FIFTY = gaussian.Config(sizes=(20, 100), seeds=50, replicas=(), falling=250)
 
 def test_the_mean_over_sizes_has_the_error_of_a_mean_of_independent_means() -> None:
     """n values 1 ± s have the variance s^2 n / (n - 1), so the mean over two sizes has the error s / sqrt(2 n - 2)."""
-    found = gaussian_run.pooled(FIFTY, two_valued(FIFTY, 0.5, 1.5))
+    found = gaussian.pooled(FIFTY, two_valued(FIFTY, 0.5, 1.5))
     assert found["mean"].tolist() == pytest.approx([1.0] * 3)
     assert found["error"].tolist() == pytest.approx([0.5 / math.sqrt(98)] * 3)
 
@@ -156,7 +154,7 @@ def test_the_mean_over_sizes_has_the_error_of_a_mean_of_independent_means() -> N
 def test_sigma_has_half_the_relative_error_of_its_square(tables: dict[str, pd.DataFrame]) -> None:
     """Here sigma^2 is 1.21 ± 0.05 and sigma 1.1 ± 0.025: four errors off, but two if its error were that of sigma^2."""
     estimates = two_valued(FIFTY, 0.71, 1.71)
-    assert gaussian_run.pooled(FIFTY, estimates)["error"].tolist() == pytest.approx([0.0505] * 3, rel=1e-3)
+    assert gaussian.pooled(FIFTY, estimates)["error"].tolist() == pytest.approx([0.0505] * 3, rel=1e-3)
     assert gaussian.verdicts(FIFTY, tables | {"estimates": estimates})[1].status == "not held"
 
 
