@@ -1,6 +1,9 @@
 import json
 import os
+import re
+import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from functools import partial
@@ -11,9 +14,9 @@ import pandas as pd
 import pytest
 import torch
 
+from twinboot.experiments.runner import parts as module
 from twinboot.experiments.runner.experiment import Part, Tick
-from twinboot.experiments.runner.parts import RunError, compute
-from twinboot.experiments.runner.revision import loaded
+from twinboot.experiments.runner.parts import RunError, compute, revision
 
 
 def one(name: str, tick: Tick) -> dict[str, pd.DataFrame]:
@@ -22,7 +25,7 @@ def one(name: str, tick: Tick) -> dict[str, pd.DataFrame]:
 
 
 def asked(tick: Tick) -> dict[str, pd.DataFrame]:
-    return {"t": pd.DataFrame({"asked": [loaded.cache_info().currsize]})}
+    return {"t": pd.DataFrame({"asked": [revision.cache_info().currsize]})}
 
 
 def slow(name: str, tick: Tick) -> dict[str, pd.DataFrame]:
@@ -110,7 +113,7 @@ def test_after_an_error_no_other_part_is_begun(tmp_path: Path) -> None:
 
 
 def test_a_killed_process_is_told_in_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="ended from outside; the same command goes on"):
+    with pytest.raises(RunError, match="was killed; the same command resumes the run"):
         compute([Part("a", 1, killed), Part("b", 1, killed)], tmp_path, lambda part: lambda: None, jobs=2)
 
 
@@ -159,3 +162,29 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+# A source archive may be tested where there is no git; what a run records there is the next test. CI has it, or fails.
+@pytest.mark.skipif(not (shutil.which("git") or os.environ.get("CI")), reason="it makes a checkout with git")
+def test_the_revision_is_that_of_the_checkout_the_source_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)  # a hook of git, for one, would send it to another checkout
+    source, other = tmp_path / "parts.py", tmp_path / "other.py"
+    source.write_text("")
+    other.write_text("")
+    monkeypatch.setattr(module, "__file__", str(source))
+    assert revision.__wrapped__() is None  # no checkout
+    person = ["-c", "user.name=a", "-c", "user.email=a@b.invalid", "-c", "commit.gpgsign=false"]
+    for words in (["init", "-q"], ["add", "parts.py"], [*person, "commit", "-q", "-m", "a"]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    clean = revision.__wrapped__()
+    assert re.fullmatch("[0-9a-f]{12,}", str(clean))
+    source.write_text("changed = True")
+    assert revision.__wrapped__() == f"{clean}-dirty"
+    monkeypatch.setattr(module, "__file__", str(other))
+    assert revision.__wrapped__() is None  # a file that this checkout does not track
+
+
+def test_the_revision_is_unknown_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert revision.__wrapped__() is None

@@ -3,7 +3,6 @@ import math
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,11 +39,8 @@ def stop_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def change(directory: Path, **values: Any) -> None:
-    """Other values in run.json, without a checksum, as versions before it wrote none."""
-    path = directory / "run.json"
-    about = json.loads(path.read_text()) | values
-    about.pop("checksum", None)
-    path.write_text(json.dumps(about))
+    """Other values in run.json, with a checksum that fits, as another version might write them."""
+    sealed.write(directory / "run.json", sealed.read(directory / "run.json") | values)
 
 
 def files(directory: Path) -> dict[str, bytes]:
@@ -68,7 +64,7 @@ def test_stopped_and_resumed_equals_uninterrupted(tmp_path: Path, monkeypatch: p
     stop_at("part-1", monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         carry_out("toy", toy, toy.Config(), tmp_path / "toy")
-    with pytest.raises(UnfinishedError, match=r"not complete: `twinboot toy` with the same --out"):
+    with pytest.raises(UnfinishedError, match=r"unfinished: `twinboot toy` with the same --out resumes it"):
         load(tmp_path / "toy", TOYS)
     monkeypatch.undo()
     carry_out("toy", toy, toy.Config(), tmp_path / "toy")
@@ -130,46 +126,25 @@ def test_a_run_from_before_a_setting_was_there_had_its_default(tmp_path: Path) -
         (lambda d: (d / "run.json").write_text("[]"), "run.json is damaged"),
         (lambda d: (d / "run.json").write_text('{"format": 1}'), "run.json is damaged"),
         (lambda d: (d / "run.json").write_bytes(b"\xff\xfe"), "run.json is damaged"),
-        (lambda d: (d / "run.json").write_text('{"format": 99}'), "format 99"),
+        (lambda d: unsealed(d), "run.json is damaged"),
+        (lambda d: change(d, format=99), "format 99"),
         (lambda d: (d / "run.json").unlink(), "no run in"),
-        (lambda d: change(d, config=[]), "run.json is damaged"),
-        (lambda d: change(d, tables=[]), "run.json is damaged"),
-        (lambda d: change(d, experiment=[]), "run.json is damaged"),
-        (lambda d: change(d, seconds=None), "run.json is damaged"),
         (lambda d: change(d, experiment="seismic"), "an experiment that this version does not have"),
-        (lambda d: change(d, config={"nonsense": 1}), "config in .* is damaged"),
-        (lambda d: change(d, config={"scale": -1.0}), "config in .* is damaged"),
-        (lambda d: change(d, config={"scale": "1"}), "config in .* is damaged"),
-        (lambda d: change(d, config={"sizes": [[1], 2]}), "config in .* is damaged"),
-        (lambda d: change(d, config={"seed": 10**400}), "run.json is damaged"),
-        (lambda d: change(d, config={"scale": math.inf}), "run.json is damaged"),
-        (lambda d: change(d, config={"scale": math.nan}), "run.json is damaged"),
-        (lambda d: change(d, seconds=10**400), "run.json is damaged"),
-        (lambda d: change(d, seconds=math.inf), "run.json is damaged"),
-        (lambda d: change(d, seconds=1e300), "run.json is damaged"),
-        (lambda d: change(d, seconds=-1), "run.json is damaged"),
-        (lambda d: change(d, seconds="1"), "run.json is damaged"),
-        (lambda d: change(d, format=10**400), "run.json is damaged"),
-        (lambda d: change(d, format="2\n"), "run.json is damaged"),
-        (lambda d: change(d, platform=["Linux"]), "run.json is damaged"),
-        (lambda d: change(d, platform="Linux\n# A title"), "run.json is damaged"),
-        (lambda d: change(d, platform="\ud800"), "run.json is damaged"),
-        (lambda d: change(d, revision=1), "run.json is damaged"),
-        (lambda d: change(d, more=1), "run.json is damaged"),
-        (lambda d: change(d, config={"scale": nested(100)}), "config in .* is damaged"),
+        (lambda d: change(d, config={"nonsense": 1}), "config in .* does not fit this version"),
+        (lambda d: change(d, config={"scale": -1.0}), r"does not fit this version \(scale must be above 0"),
+        (lambda d: change(d, config={"scale": "1"}), r"does not fit this version \(scale must be a number"),
+        (lambda d: change(d, config={"sizes": [[1], 2]}), r"does not fit this version \(sizes must be a tuple"),
+        (lambda d: change(d, config={"seed": 10**400}), "config in .* does not fit this version"),
+        (lambda d: change(d, config={"scale": nested(100)}), "config in .* does not fit this version"),
         (lambda d: (d / "run.json").write_text("[" * 100_000), "run.json is damaged"),
         (lambda d: (d / "run.json").write_text('{"format": ' + "1" * 5000 + "}"), "run.json is damaged"),
         (lambda d: (d / "run.json").write_text('{"format": 1e999}'), "run.json is damaged"),
         (lambda d: alter(d / "run.json", b"Linux", b"Lynux"), "run.json is damaged"),
         (lambda d: alter(d / "run.json", b'"checksum"', b'"checksun"'), "run.json is damaged"),
-        (lambda d: change(d, tables={"../numbers": "0"}), "run.json is damaged"),
-        (lambda d: change(d, tables={"/etc/numbers": "0"}), "run.json is damaged"),
-        (lambda d: change(d, tables={"a\\numbers": "0"}), "run.json is damaged"),
-        (lambda d: change(d, tables={"": "0"}), "run.json is damaged"),
-        (lambda d: change(d, tables={"numbers": 7}), "numbers.csv is damaged"),
-        (lambda d: table(d, b""), "numbers.csv is damaged"),
-        (lambda d: table(d, b"\xff\xfe\x00"), "numbers.csv is damaged"),
-        (lambda d: table(d, b'a,b\n"1,2\n'), "numbers.csv is damaged"),
+        (lambda d: change(d, tables={"../numbers": "0"}), "names a table outside of"),
+        (lambda d: change(d, tables={"/etc/numbers": "0"}), "names a table outside of"),
+        (lambda d: change(d, tables={"a\\numbers": "0"}), "names a table outside of"),
+        (lambda d: change(d, tables={"numbers": "0"}), "numbers.csv is damaged"),
     ],
 )
 def test_damage_is_told_in_one_sentence(tmp_path: Path, damage: Any, message: str) -> None:
@@ -189,10 +164,9 @@ def alter(path: Path, old: bytes, new: bytes) -> None:
     path.write_bytes(path.read_bytes().replace(old, new))
 
 
-def table(directory: Path, content: bytes) -> None:
-    """Another table, whose checksum is right."""
-    (directory / "numbers.csv").write_bytes(content)
-    change(directory, tables={"numbers": sealed.checksum(content)})
+def unsealed(directory: Path) -> None:
+    about = sealed.read(directory / "run.json")
+    (directory / "run.json").write_text(json.dumps(about))
 
 
 def corrupted(content: bytes, random: Random) -> bytes:
@@ -258,35 +232,18 @@ def test_a_corrupted_part_is_the_same_or_refused_in_one_sentence(
     assert not any("\n" in sentence for sentence in refused)
 
 
-def test_a_corrupted_run_without_a_checksum_never_fails_with_a_traceback(tmp_path: Path) -> None:
-    """Versions before the checksum wrote such. What is taken for another run can still be shown."""
-    carry_out("toy", toy, toy.Config(), tmp_path)
-    change(tmp_path)
-    content, random, loaded = (tmp_path / "run.json").read_bytes(), Random(2), 0
-    for _ in range(400):
-        (tmp_path / "run.json").write_bytes(corrupted(content, random))
-        with suppress(RunError):
-            run = load(tmp_path, TOYS)
-            loaded += 1
-            assert f"{run.about['seconds']:.1f}{run.about['platform']}".encode()
-        with suppress(RunError):
-            carry_out("toy", toy, toy.Config(), tmp_path)
-    assert loaded
-
-
 def test_a_name_that_is_a_path_does_not_leave_the_directory_of_the_run(tmp_path: Path) -> None:
     carry_out("toy", toy, toy.Config(), tmp_path / "run")
     content = b"part,value,word\n0,1,NA\n"
     (tmp_path / "outside.csv").write_bytes(content)
     change(tmp_path / "run", tables={"../outside": sealed.checksum(content)})
-    with pytest.raises(RunError, match=r"run\.json is damaged"):
+    with pytest.raises(RunError, match=r"names a table outside of"):
         load(tmp_path / "run", TOYS)
 
 
 def test_a_config_that_could_not_be_read_again_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
-    for config in (toy.Config(scale=math.inf), toy.Config(seed=10**400)):
-        with pytest.raises(RunError, match="this config can't be written to"):
-            carry_out("toy", toy, config, tmp_path / "run")
+    with pytest.raises(RunError, match="this config can't be written to"):
+        carry_out("toy", toy, toy.Config(scale=math.inf), tmp_path / "run")
     assert toy.computed == []
     assert not (tmp_path / "run" / "run.json").exists()
 
@@ -321,7 +278,7 @@ def test_two_processes_do_not_run_the_same(tmp_path: Path, monkeypatch: pytest.M
     told: list[str] = []
 
     def second(part: str) -> None:
-        with pytest.raises(RunError, match="another process is at work"):
+        with pytest.raises(RunError, match="another process is working on the run"):
             carry_out("toy", toy, toy.Config(), tmp_path)
         told.append(part)
 
@@ -370,10 +327,10 @@ def test_the_time_of_a_run_is_that_of_its_parts_also_from_before_a_stop(
 
 
 def test_a_run_that_another_revision_went_on_with_names_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "loaded", lambda: "first")
+    monkeypatch.setattr(parts, "revision", lambda: "first")
     stop_at("part-1", monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         carry_out("toy", toy, toy.Config(), tmp_path)
     monkeypatch.setattr(toy, "before", lambda part: None)
-    monkeypatch.setattr(parts, "loaded", lambda: "second")
+    monkeypatch.setattr(parts, "revision", lambda: "second")
     assert carry_out("toy", toy, toy.Config(), tmp_path).about["revision"] == "first, second"
