@@ -170,10 +170,9 @@ def test_the_results_are_those_of_the_generated_pages() -> None:
     assert [number for number in numbers if number.replace(" %", "%") not in known] == []
     for whose, row in (("the paper", "the paper's"), ("our own", "our own")):
         counts = "".join(re.findall(rf"- Claims of {whose}: (.*)", results()))
-        sums = [
-            sum(map(int, re.findall(rf"(\d+) {status}", counts))) for status in ("held", "partly", "not held", "und")
-        ]
-        assert "| " + " | ".join([row, *map(str, sums)]) + " |" in told
+        statuses = ("held", "partly", "not held", "undecided")
+        sums = [str(sum(map(int, re.findall(rf"(\d+) {status}", counts)))) for status in statuses]
+        assert "| " + " | ".join([row, *sums]) + " |" in told
 
 
 POOLED = "Twin-Boot with pooled gradients"

@@ -212,7 +212,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(tmp_path: Path) 
     heeds: Any = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 - a shell's background jobs do not
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=heeds)
     parts, deadline = tmp_path / "sweeps" / "parts", time.monotonic() + 120
-    while not (parts / "size-30").exists():
+    while not (parts / "size-30.json").exists():
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.02)
@@ -223,7 +223,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(tmp_path: Path) 
         "twinboot: stopped; finished parts are stored. To resume, repeat the command: twinboot sweeps"
     )
     assert said.count("\n") == 1
-    assert sorted(os.listdir(parts)) == ["size-20", "size-30"]
+    assert sorted(os.listdir(parts)) == ["size-20.json", "size-30.json"]
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -43,32 +42,28 @@ Start with `twinboot reproduce --quick`: it runs every experiment with few seeds
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunExperiment:
-    """Run one experiment."""
-
-    config: Annotated[Any, tyro.conf.arg(name="")]
-    out: Path = Path("out/full")
+class Running:
+    out: Path
     """Directory of runs; out/quick by default with --quick. Repeat the command to resume a run that was stopped."""
     jobs: int = 1
-    """How many parts run at once, each in a process of its own."""
+    """How many parts of an experiment run at once, each in a process of its own."""
     quick: bool = False
-    """Fewer seeds and settings: other defaults of the flags below."""
+    """Fewer seeds and settings. All experiments together take under five minutes."""
     full: bool = False
     """All seeds and settings, as without --quick."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reproduce:
+class RunExperiment(Running):
+    """Run one experiment."""
+
+    config: Annotated[Any, tyro.conf.arg(name="")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduce(Running):
     """Run all experiments and write the report."""
 
-    out: Path = Path("out/full")
-    """Directory of runs; out/quick by default with --quick. Repeat the command to resume runs that were stopped."""
-    jobs: int = 1
-    """How many parts of an experiment run at once, each in a process of its own."""
-    quick: bool = False
-    """Fewer seeds and settings: under five minutes in all."""
-    full: bool = False
-    """All seeds and settings, as without --quick."""
     seed: int | None = None
     """The seed of every experiment. By default each has its own."""
 
@@ -99,6 +94,14 @@ class Report:
 
 class UsageError(Exception):
     """Wrong flags or values, in one sentence."""
+
+
+@contextlib.contextmanager
+def _checking_config() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -149,16 +152,9 @@ def _parse(arguments: list[str]) -> RunExperiment | Reproduce | Redraw | Report:
     about = {name: EXPERIMENTS[name].Config if name in EXPERIMENTS else type(c) for name, c in commands.items()}
     descriptions = {name: str(kind.__doc__) for name, kind in about.items()}
     choices: Any = tyro.extras.subcommand_type_from_defaults(commands, descriptions)
-    try:
-        return tyro.cli(  # type: ignore[no-any-return]
-            choices,
-            prog="twinboot",
-            description=DESCRIPTION,
-            args=arguments,
-            config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
-        )
-    except ValueError as error:  # raised by the config itself
-        raise UsageError(str(error)) from None
+    style = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
+    with _checking_config():
+        return tyro.cli(choices, prog="twinboot", description=DESCRIPTION, args=arguments, config=style)  # type: ignore[no-any-return]
 
 
 def _carry_out(arguments: list[str]) -> None:
@@ -180,10 +176,8 @@ def _carry_out(arguments: list[str]) -> None:
 def _reproduce(command: Reproduce) -> None:
     for name, experiment in EXPERIMENTS.items():
         config = experiment.QUICK if command.quick else experiment.Config()
-        try:
+        with _checking_config():
             config = config if command.seed is None else replace(config, seed=command.seed)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
         try:
             run = _run(name, config, command.out, command.jobs)
         except UnavailableError as error:
@@ -198,10 +192,8 @@ def _run(name: str, config: Any, out: Path, jobs: int) -> Run:
     if jobs < 1:
         raise UsageError(f"jobs must be at least 1, not {jobs}.")
     experiment = EXPERIMENTS[name]
-    try:
+    with _checking_config():
         parts = experiment.parts(config)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
     directory = out / label(name, experiment, config)
     with _progress(name, parts) as begin:
         run = carry_out(name, experiment, config, directory, begin, jobs)
@@ -241,12 +233,8 @@ def _runs_in(directory: Path) -> list[Path]:
     """The runs in a directory, in the order of the paper; or the directory itself if it is a run."""
     if (directory / "run.json").exists():
         return [directory]
-    found = [
-        place.parent
-        for name in EXPERIMENTS
-        for place in sorted(directory.glob(f"{name}*/run.json"))
-        if re.fullmatch(rf"{name}(-.+)?", place.parent.name)
-    ]
+    patterns = [pattern for name in EXPERIMENTS for pattern in (f"{name}/run.json", f"{name}-*/run.json")]
+    found = [path.parent for pattern in patterns for path in sorted(directory.glob(pattern))]
     if not found:
         raise RunError(f"there is no run in {directory}: `twinboot reproduce --quick --out {directory}` makes some.")
     return found

@@ -7,21 +7,18 @@ write_page      a Markdown page for the docs, with the figures in a folder
 
 from __future__ import annotations
 
-import ast
 import base64
 import html
-import inspect
 import os
 import re
 import shutil
-import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from docstring_parser import parse_from_object
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 
@@ -150,12 +147,7 @@ def _reasons(config: type[Any]) -> dict[str, str]:
     """The docstring under each field of a config, which the command line shows as help for the flag."""
     found: dict[str, str] = {}
     for kind in reversed(config.__mro__[:-1]):
-        [definition] = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-        assert isinstance(definition, ast.ClassDef)
-        for field, text in pairwise(definition.body):
-            match field, text:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(reason))):
-                    found[name] = reason
+        found |= {field.arg_name: field.description or "" for field in parse_from_object(kind).params}
     return found
 
 

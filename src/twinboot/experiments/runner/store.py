@@ -1,10 +1,10 @@
-"""A run on disk: its config, its tables, and while it is unfinished the parts that are done.
+"""A run: its parts are computed one after another or several at once, stored on disk, and read again.
 
-    DIR/run.json        the experiment, its config, versions and timing; once finished, checksums of the tables
-    DIR/TABLE.csv       the results, one row per observation
-    DIR/parts/PART/     the tables of a part, until the run is finished
+    DIR/run.json          the experiment, its config, versions and timing; once finished, checksums of the tables
+    DIR/TABLE.csv         the results, one row per observation
+    DIR/parts/PART.json   the tables of a part, until the run is finished
 
-`parts.py` computes and stores the parts.
+Each file appears complete, so a run can be stopped at any time. The same call resumes it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,19 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import cache
+from itertools import islice
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +37,19 @@ import pandas as pd
 import torch
 
 from ... import __version__
+from ..._core.atomic import replacing
 from ..._core.checks import one_line, require_types
 from . import sealed
 from .experiment import Experiment, Part, Tick, command, label
-from .parts import RunError as RunError
-from .parts import compute, revision
 
 if sys.platform != "win32":
     import fcntl
 
-FORMAT = 1
+FORMAT = 1  # of run.json
+
+
+class RunError(Exception):
+    """A problem with a run and its files, in one sentence for the user."""
 
 
 class UnfinishedError(RunError):
@@ -93,7 +105,13 @@ def load(directory: Path, experiments: dict[str, Experiment]) -> Run:
     if about["tables"] is None:
         again = command(name, experiments[name], config)
         raise UnfinishedError(f"the run in {directory} is unfinished: `{again}` with the same --out resumes it.")
-    tables = {table: _table(directory, table, expected) for table, expected in about["tables"].items()}
+    tables = {}
+    for table, expected in about["tables"].items():
+        path = directory / f"{table}.csv"
+        content = path.read_bytes() if path.exists() else b""
+        if sealed.checksum(content) != expected:
+            raise RunError(f"{path} is missing or damaged, or was edited: delete {directory} and run again.")
+        tables[table] = pd.read_csv(io.BytesIO(content))
     return Run(name, experiments[name], config, tables, about, directory)
 
 
@@ -109,17 +127,6 @@ def errors_explained(run: Run) -> Iterator[None]:
             f"the run in {run.directory}, made by twinboot {run.about['twinboot']}, does not fit this version "
             f"({type(error).__name__}: {one_line(error)}): delete it and run again."
         ) from None
-
-
-def _table(directory: Path, table: str, expected: str, **options: Any) -> pd.DataFrame:
-    path = directory / f"{table}.csv"
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise RunError(f"can't read {path}: {error.strerror}.") from None
-    if sealed.checksum(content) != expected:
-        raise RunError(f"{path} is damaged or was edited: delete {directory} and run again.")
-    return pd.read_csv(io.BytesIO(content), **options)
 
 
 @contextmanager
@@ -172,11 +179,9 @@ def _is_finished(name: str, config: Any, directory: Path) -> bool:
         "seconds": None,
         "tables": None,
     }
+    (directory / "parts").mkdir(exist_ok=True)
     try:
-        (directory / "parts").mkdir(exist_ok=True)
         sealed.write(directory / "run.json", about)
-    except OSError as error:
-        raise RunError(f"can't write to {directory}: {error.strerror}; choose another directory with --out.") from None
     except ValueError as error:
         raise RunError(f"this config can't be written to {directory}: {error}") from None
     return False
@@ -187,20 +192,22 @@ def _finish(parts: list[Part], directory: Path) -> None:
     frames: dict[str, list[pd.DataFrame]] = {}
     seconds, revisions = 0.0, list[str | None]()
     for part in parts:
-        place = directory / "parts" / part.name
+        path = directory / "parts" / f"{part.name}.json"
         try:
-            about = sealed.read(place / "part.json")
-        except (ValueError, OSError):
-            raise RunError(f"{place} is damaged: delete it, and the same command computes that part again.") from None
-        seconds += about["seconds"]
-        revisions.append(about["revision"])
-        for table, expected in about["tables"].items():
-            frames.setdefault(table, []).append(_table(place, table, expected, dtype=str, keep_default_na=False))
+            result = sealed.read(path)
+        except ValueError:
+            raise RunError(f"{path} is damaged: delete it, and the same command computes that part again.") from None
+        seconds += result["seconds"]
+        revisions.append(result["revision"])
+        for table, content in result["tables"].items():
+            frame = pd.read_csv(io.StringIO(content), dtype=str, keep_default_na=False)  # every cell as it was written
+            frames.setdefault(table, []).append(frame)
     checksums = {}
     for table, found in frames.items():
-        content = pd.concat(found, ignore_index=True).to_csv(index=False).encode()
-        (directory / f"{table}.csv").write_bytes(content)
-        checksums[table] = sealed.checksum(content)
+        joined = pd.concat(found, ignore_index=True).to_csv(index=False).encode()
+        with replacing(directory / f"{table}.csv") as partial:
+            partial.write_bytes(joined)
+        checksums[table] = sealed.checksum(joined)
     about = _read(directory) | {"seconds": round(seconds, 2), "tables": checksums}
     if any(revisions):  # a run that was stopped may have been resumed by another revision
         about["revision"] = ", ".join(dict.fromkeys(filter(None, revisions)))
@@ -210,12 +217,10 @@ def _finish(parts: list[Part], directory: Path) -> None:
 
 def _read(directory: Path) -> dict[str, Any]:
     path = directory / "run.json"
+    if not path.exists():
+        raise RunError(f"there is no run in {directory}: it has no run.json.")
     try:
         about = sealed.read(path)
-    except FileNotFoundError:
-        raise RunError(f"there is no run in {directory}: it has no run.json.") from None
-    except OSError as error:
-        raise RunError(f"can't read {path}: {error.strerror}.") from None
     except ValueError:
         raise RunError(f"{path} is damaged or was edited: delete {directory} and run again.") from None
     if about["format"] != FORMAT:
@@ -240,3 +245,87 @@ def _config(kind: type[Any], plain: dict[str, Any], directory: Path) -> Any:
             f"the config in {directory / 'run.json'} does not fit this version ({one_line(error)}): delete "
             f"{directory} and run again."
         ) from None
+
+
+def compute(parts: list[Part], directory: Path, begin: Callable[[Part], Tick], jobs: int) -> None:
+    """Compute the parts that are not in the directory yet, and store each as soon as it is done."""
+    missing = []
+    for part in sorted(parts, key=lambda part: part.alone):
+        if (directory / f"{part.name}.json").exists():
+            _tick_through(part, begin(part))
+        elif jobs == 1:
+            _compute_one(part, directory, begin(part))
+        else:
+            missing.append(part)
+    if missing:
+        _compute_at_once(missing, directory, begin, jobs)
+
+
+def _compute_at_once(parts: list[Part], directory: Path, begin: Callable[[Part], Tick], jobs: int) -> None:
+    threads = max(1, torch.get_num_threads() // jobs)
+    context = get_context("spawn")  # a fork of a process in which torch has threads may hang
+    ended, end = context.Pipe(duplex=False)
+    together, one_by_one = ([part for part in parts if part.alone is alone] for alone in (False, True))
+    with end, ProcessPoolExecutor(jobs, context, _begin_process, (threads, ended)) as pool:
+        try:
+            for some, at_once in ((together, jobs), (one_by_one, 1)):
+                rest = iter(some)  # submitted one by one, because the pool would begin others after an error
+                running = {pool.submit(_compute_one, part, directory): part for part in islice(rest, at_once)}
+                while running:
+                    for done in wait(running, return_when=FIRST_COMPLETED).done:
+                        part = running.pop(done)
+                        done.result()
+                        _tick_through(part, begin(part))
+                        running |= {pool.submit(_compute_one, part, directory): part for part in islice(rest, 1)}
+        except BrokenProcessPool:
+            raise RunError("a process of this run was killed; the same command resumes the run.") from None
+        except KeyboardInterrupt:
+            end.close()  # otherwise the pool would wait for the parts that are running
+            raise
+
+
+def _begin_process(threads: int, ended: Connection) -> None:
+    threading.Thread(target=_end_with_the_run, args=(ended,), daemon=True).start()
+    torch.set_num_threads(threads)
+
+
+def _end_with_the_run(ended: Connection) -> None:
+    """End this process when the run ends, however it does: otherwise it would write where the next run resumes."""
+    with suppress(OSError):  # on Windows
+        ended.poll(None)  # returns when the run, or the system after a kill, closes the other end
+    os._exit(1)
+
+
+def _compute_one(part: Part, directory: Path, tick: Tick = lambda: None) -> None:
+    code = revision()  # before the part runs: it may take hours, in which the files can change
+    start, checkpoints = time.perf_counter(), directory / f"{part.name}.scratch"
+    directory.mkdir(parents=True, exist_ok=True)
+    if part.resumes:
+        checkpoints.mkdir(exist_ok=True)
+    tables = part.compute(tick, checkpoints) if part.resumes else part.compute(tick)
+    result = {
+        "seconds": round(time.perf_counter() - start, 3),
+        "revision": code,
+        "tables": {name: table.to_csv(index=False) for name, table in tables.items()},
+    }
+    sealed.write(directory / f"{part.name}.json", result)
+    shutil.rmtree(checkpoints, ignore_errors=True)
+
+
+def _tick_through(part: Part, tick: Tick) -> None:
+    for _ in range(part.ticks):
+        tick()
+
+
+@cache  # files may change later, but not the code that this process has loaded
+def revision() -> str | None:
+    """The git revision of the source, marked if files were changed since. None where there is no checkout."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        # Only if git tracks this file: an installed package may lie inside the checkout of another project.
+        if subprocess.run([*git, "ls-files", "--error-unmatch", __file__], capture_output=True).returncode:
+            return None
+        found = subprocess.run([*git, "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True)
+        return found.stdout.strip() or None
+    except OSError:  # git is not installed
+        return None
