@@ -60,11 +60,9 @@ def log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
     >>> log_ticks(0.03, 0.6)[1], log_ticks(0.9, 2.9)[1], log_ticks(1.6, 1.9)[1][:2]
     (['0.05', '0.1', '0.2', '0.5'], ['1', '1.2', '1.5', '2', '2.5'], ['1.62', '1.68'])
     """
-    candidates = [
-        [m * 10.0**e for e in range(-6, 3) for m in steps]
-        for steps in ((1, 2, 5), (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8))
-    ]
-    for ticks in (*candidates, MaxNLocator(5).tick_values(low, high)):
+    few, many = (1, 2, 5), (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
+    decades = [[step * 10.0**e for e in range(-6, 3) for step in steps] for steps in (few, many)]
+    for ticks in (*decades, MaxNLocator(5).tick_values(low, high)):
         found = [float(tick) for tick in ticks if low <= tick <= high]
         if len(found) >= 3:
             break

@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import html
 import os
-import re
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -74,7 +73,6 @@ def _render(template: str, content: Mapping[str, Any], path: Path) -> Path:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    pages.filters["as_code"] = _as_code
     with replacing(path) as partial:
         partial.write_text(pages.get_template(template).render(content), encoding="utf-8")
     return path
@@ -85,12 +83,6 @@ def _as_markdown(value: object) -> str:
     if isinstance(value, Markup):  # Markdown already
         return value
     return html.escape(" ".join(str(value).splitlines()), quote=False).replace("](", r"]\(")
-
-
-def _as_code(text: str) -> Markup:
-    """A span of code. Its fence is longer than any row of backticks in the text."""
-    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
-    return Markup(f"{fence} {text} {fence}" if "`" in text else f"`{text}`")
 
 
 def _content(
@@ -121,16 +113,13 @@ def _counts(verdicts: Sequence[Verdict]) -> dict[str, list[tuple[int, Status]]]:
 
 
 def _section(run: Run) -> dict[str, Any]:
-    experiment = run.experiment
+    experiment, reasons = run.experiment, _reasons(run.experiment.Config)
     light, dark = (_embedded(run.directory / name) for name in plots.FILES)
-    reasons = _reasons(experiment.Config)
     with errors_explained(run):
         numbers, verdicts = experiment.numbers(run.config, run.tables), experiment.verdicts(run.config, run.tables)
     return {
-        "name": run.label,
+        "run": run,
         "title": experiment.TITLE + (f" ({run.config.preset})" if hasattr(run.config, "preset") else ""),
-        "question": experiment.QUESTION,
-        "caption": experiment.CAPTION,
         "light": light,
         "dark": dark,
         "tables": [(title, list(t.columns), t.to_numpy().tolist()) for title, t in numbers.items()],
@@ -138,8 +127,6 @@ def _section(run: Run) -> dict[str, Any]:
         "counts": _counts(verdicts),
         "command": command(run.name, experiment, run.config),
         "config": [(name, value, reasons.get(name, "")) for name, value in run.about["config"].items()],
-        "about": run.about,
-        "files": sorted(f"{table}.csv" for table in run.tables),
     }
 
 
