@@ -16,11 +16,11 @@ test: .venv/ready
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -n auto
 
-# Not needed by a newcomer: docs/figures and docs/results.md, and the cost tables of docs/overhead.md.
+# For the docs: docs/results and docs/figures.
 figures: .venv/ready
 	rm -rf out/full
 	$(BIN)/twinboot reproduce --full --out out/full
-	$(BIN)/twinboot report out/full --page docs/results.md --update
+	$(BIN)/twinboot report out/full --page docs/results
 	$(BIN)/python examples/deblur.py docs/figures/deblur.png
 
 # Else the allocator of Linux gives the memory of each step back and asks for it again: a step takes 1.13 times as long.
@@ -32,7 +32,7 @@ cifar10 divided cifar10-all tried changed pooled: export MALLOC_TRIM_THRESHOLD_ 
 # on.
 cifar10: .venv/ready
 	$(BIN)/twinboot images --preset cifar10-5k --data $(DATA) --jobs 2 --out out/full
-	$(BIN)/twinboot report out/full --page docs/results.md --update
+	$(BIN)/twinboot report out/full --page docs/results
 
 # Twins that divide those 5,000 images between them, beside MC dropout, which trains on all of them, too. 40 minutes.
 divided: .venv/ready
@@ -41,12 +41,12 @@ divided: .venv/ready
 		--about "Two twins leave 13.5 % of 5,000 images of CIFAR-10 unseen, to choose by, and an epoch of both \
 	reads 1.26 times as many images as a plain one. Here they divide all images, by Bootstrap(kind='split', cover=True): an epoch of both reads each \
 	once, nothing is chosen, and the last epoch is kept, as that of MC dropout is, on the same seeds and test images as in \
-	[results.md](results.md#images-cifar10-5k). By make divided DATA=DIR."
+	[images-cifar10-5k](results/images-cifar10-5k.md). By make divided DATA=DIR."
 
 # All 50,000 images: a network of a quarter of the width for 24 epochs, about an hour.
 cifar10-all: .venv/ready
 	$(BIN)/twinboot images --preset cifar10-small --data $(DATA) --jobs 2 --out out/full
-	$(BIN)/twinboot report out/full --page docs/results.md --update
+	$(BIN)/twinboot report out/full --page docs/results
 
 # Other ways to train twins, judged by images of the training files that nothing trains on, never by test images: those
 # of the first line with five seeds, those of the others with the first seed alone. About an hour.
@@ -89,16 +89,16 @@ pooled: .venv/ready
 # The nine regression sets, as one file: make uci DATA=FILE.npz.
 uci: .venv/ready
 	$(BIN)/twinboot uci --data $(DATA) --jobs 2 --out out/full
-	$(BIN)/twinboot report out/full --page docs/results.md --update
+	$(BIN)/twinboot report out/full --page docs/results
 
 # The same inversion on a velocity model of your own: make marmousi MODEL=FILE.npz (m/s on a grid of 20 m).
 marmousi: .venv/ready
 	$(BIN)/twinboot fwi --model $(MODEL) --spacing 20 --window 10 30 90 140 --coarsen 2 --bounds 1000 4800 \
 		--interval 0.0035 --duration 2.0 --receivers 34 --seeds 3 --out out/marmousi
 	$(BIN)/twinboot report out/marmousi --page docs/marmousi.md --prefix marmousi- \
-		--title "Marmousi: full-waveform inversion" --about "A window of the Marmousi model, a synthetic section of \
-	the Institut Francais du Petrole. It is not part of this repository: the velocities come from a file of the \
-	user's, by make marmousi MODEL=FILE.npz."
+		--title "Marmousi: full-waveform inversion" --about "A window of the Marmousi model, a synthetic section \
+	of the ground by the Institut Francais du Petrole. The model is not part of this repository: make marmousi \
+	MODEL=FILE.npz reads it from a file of yours."
 
 bench: .venv/ready
 	$(BIN)/python benchmarks/overhead.py --page docs/overhead.md

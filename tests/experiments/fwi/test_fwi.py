@@ -96,7 +96,7 @@ def test_without_deepwave_the_run_names_the_extra_and_reproduce_goes_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> None:
     monkeypatch.setitem(sys.modules, "deepwave", None)
-    with pytest.raises(UnavailableError, match=r"pip install '\.\[seismic\]'"):
+    with pytest.raises(UnavailableError, match=r'pip install "twinboot\[seismic\]"'):
         fwi.parts(TINY)
     assert cli.main(["fwi", "--quick", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1

@@ -312,7 +312,7 @@ def test_ivon_that_is_not_installed_is_left_out_with_a_line_and_a_note(
     for _ in range(2):  # the command line asks for the parts twice
         assert not any("ivon" in part.name for part in parts(Config()))
     assert capsys.readouterr().err == (
-        "twinboot: left out: the method ivon needs ivon-opt: pip install '.[compare]' in a clone of twinboot.\n"
+        'twinboot: left out: the method ivon needs ivon-opt: pip install "twinboot[compare]"\n'
     )
     parts(Config(methods=("twins",)))  # who asked for others misses nothing
     assert capsys.readouterr().err == ""
