@@ -152,7 +152,7 @@ def test_a_step_and_an_epoch_have_their_times() -> None:
 def test_strange_images_are_clothes_of_the_same_size_or_none() -> None:
     x = torch.randint(0, 256, (30, 1, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     y = torch.zeros(30, dtype=torch.int64)
-    clothes, moments = datasets.Images(x, y, x, y, 10, "fashion-mnist"), datasets.moments_of(x.expand(-1, 3, -1, -1))
+    clothes, moments = datasets.Images(x, y, x, y), datasets.moments_of(x.expand(-1, 3, -1, -1))
     config = Config(preset="cifar10-5k", data="somewhere", test=120)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(images_run, "_images", lambda name, directory: clothes)
@@ -358,12 +358,6 @@ def test_a_config_that_makes_no_sense_is_refused(change: dict[str, Any], said: s
         dataclasses.replace(Config(), **change)
 
 
-def test_augmentation_is_at_work_in_training_alone() -> None:
-    layer, x = datasets.Augment(padding=2), torch.rand(8, 3, 8, 8)
-    assert torch.equal(layer.eval()(x), x)
-    assert not torch.equal(layer.train()(x), x)
-
-
 def test_a_run_with_augmentation_is_told_to_the_end(tmp_path: Path) -> None:
     config = dataclasses.replace(SMALL, augment=True, seeds=1, epochs=3, methods=("hold-out", "twins"))
     run = carry_out("images", images, config, tmp_path / "images")
@@ -384,7 +378,7 @@ def test_spare_images_are_of_the_training_files_and_nothing_trains_on_them(
 ) -> None:
     x = torch.zeros(6200, 3, 1, 1, dtype=torch.uint8)
     x[:, :2, 0, 0] = torch.stack([torch.arange(6200) // 256, torch.arange(6200) % 256], 1).to(torch.uint8)
-    data = datasets.Images(x, torch.arange(6200) % 10, x[:100], torch.zeros(100, dtype=torch.int64), 10, "cifar10")
+    data = datasets.Images(x, torch.arange(6200) % 10, x[:100], torch.zeros(100, dtype=torch.int64))
     monkeypatch.setattr(images_run, "_images", lambda name, directory: data)
     for number in (0, 1):
         config = Config(preset="cifar10-5k", spare=True, data="somewhere")

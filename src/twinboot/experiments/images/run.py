@@ -23,7 +23,7 @@ from ..._core.devices import usable
 from ..._core.extras import how_to_install
 from ...estimate.prediction import entropy
 from .. import datasets, networks
-from ..datasets import Moments, sources, standardised
+from ..datasets import Moments, image_files, standardised
 from ..runner.experiment import Part, Tick, UnavailableError
 from .config import PRESETS, Config
 from .contenders import METHODS
@@ -78,7 +78,7 @@ def _tell_of_clothes(directory: str | None) -> None:
     try:
         _images("fashion-mnist", directory)
     except datasets.MissingError:
-        needed = f"strange images need {sources.wanted('fashion-mnist')} in the directory of --data, too"
+        needed = f"strange images need {image_files.wanted('fashion-mnist')} in the directory of --data, too"
         print(f"twinboot: left out: {needed}", file=sys.stderr)
 
 
@@ -88,7 +88,7 @@ def _require(config: Config) -> None:
     if preset.dataset != "digits" and config.data is None:
         raise UnavailableError(
             f"the preset {config.preset} needs files of {preset.dataset}: give --data DIRECTORY with "
-            f"{sources.wanted(preset.dataset)}, from {sources.PAGES[preset.dataset]}."
+            f"{image_files.wanted(preset.dataset)}, from {image_files.PAGES[preset.dataset]}."
         )
     try:
         data = _images(preset.dataset, config.data)
