@@ -35,7 +35,7 @@ def write_python(folder: Path, batches: Arrays) -> Path:
     return folder
 
 
-def pickled(x: NDArray[np.uint8], labels: list[int], dtype: str = "u1", columns_first: bool = False) -> bytes:
+def pickled(x: NDArray[np.uint8], labels: list[int], columns_first: bool = False) -> bytes:
     """A batch as Python 2 and the numpy of 2009 wrote the official ones: no other can write those today."""
 
     def short(text: str) -> bytes:
@@ -46,7 +46,7 @@ def pickled(x: NDArray[np.uint8], labels: list[int], dtype: str = "u1", columns_
 
     shape = (len(x), x[0].size)
     raw = np.asarray(x.reshape(shape), order="F" if columns_first else "C").tobytes("A")
-    kind = b"cnumpy\ndtype\n" + short(dtype) + b"K\x00K\x01\x87R(K\x03" + short("|")
+    kind = b"cnumpy\ndtype\n" + short("u1") + b"K\x00K\x01\x87R(K\x03" + short("|")
     kind += b"NNN" + number(-1) + number(-1) + b"K\x00tb"
     array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + short("b") + b"\x87R(K\x01"
     array += number(shape[0]) + number(shape[1]) + b"\x86" + kind + (b"\x88" if columns_first else b"\x89")

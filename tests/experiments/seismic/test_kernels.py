@@ -7,7 +7,7 @@ import torch
 from loops import assert_same_bits, seeded
 
 from twinboot.data.bootstrap import UNSEEN
-from twinboot.experiments.images import rivals
+from twinboot.experiments.images import methods
 from twinboot.experiments.seismic.kernels import (
     SIDE,
     Task,
@@ -129,7 +129,7 @@ def test_a_hold_out_is_as_large_as_what_two_bootstrap_samples_leave() -> None:
     held = problem(TASK, 0).held_out
     assert len(held.unique()) == len(held) == round(64 * UNSEEN)
     assert pytest.approx((1 - 1e-4) ** 20_000, rel=1e-3) == UNSEEN
-    assert (rivals.HELD_OUT, uci_config.Config().hold_out) == (0.135, 0.135)  # finished runs were made with that
+    assert (methods.HELD_OUT, uci_config.Config().hold_out) == (0.135, 0.135)  # finished runs were made with that
 
 
 @pytest.mark.parametrize("response", ["tanh", "cubic"])

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from .image_files import AGAIN, LAYOUTS, read
 from .image_files import MissingError as MissingError
@@ -42,7 +41,7 @@ def load(name: str, directory: Path | str | None = None, verify: bool = True) ->
 
     Args:
         verify: refuse files that do not have the official checksums. With `False`, any files with the same names and
-            layout are read, such as a part of the data set.
+            layout are read, such as a part of the data set, except CIFAR-10's Python version, which is pickled.
 
     >>> load("digits").train_x.shape
     torch.Size([1347, 1, 8, 8])
@@ -103,33 +102,3 @@ def standardised(x: Tensor, moments: Moments) -> Tensor:
     (True, True)
     """
     return (x.float() - moments.mean.to(x.device)) / moments.std.to(x.device)
-
-
-class Augment(nn.Module):
-    """A first layer that, in training, shifts each image by up to `padding` pixels each way and mirrors half of them.
-
-    New pixels at the border are 0, the mean of standardised images. Do not mirror digits or letters. The layer draws
-    from the global CPU generator, which `fit` seeds for each step.
-
-    >>> Augment()(torch.ones(2, 3, 32, 32)).shape
-    torch.Size([2, 3, 32, 32])
-    """
-
-    def __init__(self, padding: int = 4, flip: bool = True) -> None:
-        super().__init__()
-        self.padding, self.flip = padding, flip
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training:
-            return x
-        n, _, height, width = x.shape
-        down, right = torch.randint(0, 2 * self.padding + 1, (2, n, 1))
-        rows, columns = down + torch.arange(height), right + torch.arange(width)
-        if self.flip:
-            mirrored = torch.randint(0, 2, (n, 1)) == 1
-            columns = torch.where(mirrored, columns.flip(1), columns)
-        padded = F.pad(x, (self.padding,) * 4)
-        # One index for the whole batch, with the channels last: they share an image's rows and columns.
-        index = (torch.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :])
-        picked = padded.permute(0, 2, 3, 1)[tuple(i.to(x.device) for i in index)]
-        return picked.permute(0, 3, 1, 2).contiguous()

@@ -141,13 +141,14 @@ def read(name: str, directory: Path, verify: bool) -> list[Bytes]:
     layout, places = _find(name, directory)
     arrays: dict[str, list[Bytes]] = {}
     for file, where, data in _contents(layout, places):
-        if verify and _md5(data) != layout.files[file]:
+        pickled = name == "cifar10" and not file.endswith(".bin")  # only official pickles are opened
+        if (verify or pickled) and _md5(data) != layout.files[file]:
             raise ValueError(
                 f"{where} is not the official file, by its checksum: it is cut short, damaged or of another data set; "
                 f"{AGAIN}."
             )
         if name == "cifar10":
-            arrays[file] = list((cifar_binary if file.endswith(".bin") else cifar_pickle)(data, where))
+            arrays[file] = list(cifar_pickle(data) if pickled else cifar_binary(data, where))
         else:
             arrays[file] = [idx(data, where, 3)[:, None] if "images" in file else idx(data, where, 1)]
     if name != "cifar10":
@@ -220,77 +221,25 @@ def idx(data: bytes, name: str, dimensions: int) -> Bytes:
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape).copy()
 
 
-def cifar_pickle(data: bytes, name: str) -> tuple[Bytes, Bytes]:
+def cifar_pickle(data: bytes) -> tuple[Bytes, Bytes]:
     """Images and labels of a batch of the Python version: a dictionary with an array `data` and a list `labels`."""
-    try:
-        batch = _Unpickler(io.BytesIO(data), encoding="bytes").load()
-    except _RefusedError as error:
-        raise ValueError(f"{name} is no batch of CIFAR-10 and was not opened: it asks for {error}.") from None
-    except Exception as error:  # a damaged pickle can raise nearly anything
-        raise ValueError(f"{name} is cut short or damaged ({type(error).__name__}): {AGAIN}.") from None
-    pixels, labels = (batch.get(b"data"), batch.get(b"labels")) if isinstance(batch, dict) else (None, None)
-    if not isinstance(pixels, _Array) or not isinstance(labels, list) or not all(type(n) is int for n in labels):
-        raise ValueError(f"{name} holds no array `data` with a list `labels` of whole numbers: {AGAIN}.")
-    if pixels.shape != (len(labels), math.prod(CIFAR)) or len(pixels.values) != math.prod(pixels.shape) or not labels:
-        raise ValueError(f"{name} holds data of shape {pixels.shape} for {len(labels)} labels: {AGAIN}.")
-    if not 0 <= min(labels) <= max(labels) <= 255:  # so that they fit into bytes
-        raise ValueError(f"{name} holds labels from {min(labels)} to {max(labels)}, which are no classes: {AGAIN}.")
-    values = np.frombuffer(pixels.values, np.uint8).reshape(pixels.shape, order=pixels.order)
-    return values.reshape(-1, *CIFAR), np.array(labels, np.uint8)
-
-
-class _RefusedError(Exception):
-    """The pickle names something that a batch of CIFAR-10 does not need."""
-
-
-class _Array:
-    """Replaces NumPy's array while unpickling: it stores shape, order and bytes, and runs no code of NumPy."""
-
-    shape: tuple[int, ...] = ()
-    order: Any = "C"
-    values: bytes = b""
-
-    def __setstate__(self, state: Any) -> None:
-        _, shape, dtype, columns_first, values = state
-        if not isinstance(dtype, _Dtype) or not isinstance(values, bytes) or not all(type(n) is int for n in shape):
-            raise _RefusedError("an array of something else than bytes")
-        self.shape, self.order, self.values = tuple(shape), "F" if columns_first else "C", values
-
-
-class _Dtype:
-    """Replaces NumPy's dtype while unpickling: it can only be that of unsigned bytes."""
-
-    def __init__(self, name: Any, *_: Any) -> None:
-        if name not in (b"u1", "u1"):
-            raise _RefusedError(f"an array of {name!r}")
-
-    def __setstate__(self, state: Any) -> None:
-        """Single bytes have no byte order or alignment."""
-
-
-def _whole_array(values: Any, dtype: Any, shape: Any, order: Any) -> _Array:
-    array = _Array()
-    array.__setstate__((1, shape, dtype, order == "F", bytes(values)))
-    return array
+    batch = _Unpickler(io.BytesIO(data), encoding="bytes").load()
+    return batch[b"data"].reshape(-1, *CIFAR), np.array(batch[b"labels"], np.uint8)
 
 
 class _Unpickler(pickle.Unpickler):
-    """A pickle can call any function of Python by its name. This unpickler refuses all names except those of an array
-    of bytes, which it replaces by the classes above."""
+    """A pickle can call any function of Python by its name. This unpickler refuses all names but those of an array."""
 
     known = {  # noqa: RUF012 - never changed
-        ("numpy.core.multiarray", "_reconstruct"): lambda *_: _Array(),
-        ("numpy._core.multiarray", "_reconstruct"): lambda *_: _Array(),  # its name since numpy 2
-        ("numpy._core.numeric", "_frombuffer"): _whole_array,  # with protocol 5, the default since Python 3.14
-        ("numpy", "ndarray"): _Array,
-        ("numpy", "dtype"): _Dtype,
+        ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
+        ("numpy", "ndarray"): np.ndarray,
+        ("numpy", "dtype"): lambda name, *_: np.dtype(name, copy=True),
     }
 
     def find_class(self, module: str, name: str) -> Any:
-        try:
-            return self.known[module, name]
-        except KeyError:
-            raise _RefusedError(f"{module}.{name}") from None
+        if (module, name) not in self.known:
+            raise ValueError(f"a batch of CIFAR-10 needs no {module}.{name}: it was not opened.")
+        return self.known[module, name]
 
 
 def _md5(data: bytes) -> str:

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from .. import plots
 from ..runner.experiment import Tables
-from .recipes import TWINS
+from .twins import TWINS
 
 LEAST = 0.005  # of the images: a bin with fewer of them is drawn without its accuracy
 SPREAD = 0.45  # of the height of a row is for its dots, so that they stay clear of its neighbours
