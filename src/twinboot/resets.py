@@ -23,7 +23,7 @@ from ._core.fingerprints import of_function
 
 Mode = Literal["sample", "mean", "centered"]  # of what a reset does, `Twins.reset`
 MODES = get_args(Mode)
-SHORT = 100  # steps of an epoch: with 79, resets within epochs made no clear difference (docs/tried.md)
+SHORT = 100  # steps of an epoch: with 79, resets within epochs made no clear difference (docs/ablations.md)
 
 
 def require_mode(mode: str) -> None:
