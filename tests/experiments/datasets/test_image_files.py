@@ -1,37 +1,16 @@
 import hashlib
-import pickle
 import threading
-import warnings
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from official_files import pickled, small_batches, write_idx
+from official_files import write_idx
 
 from twinboot.experiments.datasets import image_files
 from twinboot.experiments.datasets.image_files import download
-
-
-@pytest.mark.parametrize("columns_first", [False, True])
-def test_a_batch_reads_as_the_real_unpickler_reads_it(columns_first: bool) -> None:
-    x, y = small_batches()["data_batch_1"]
-    data = pickled(x, y.tolist(), columns_first=columns_first)
-    with warnings.catch_warnings(action="ignore"):  # numpy moved its core in version 2
-        real = pickle.loads(data, encoding="bytes")
-    found, labels = image_files.cifar_pickle(data)
-    assert np.array_equal(found, x)
-    assert np.array_equal(found.reshape(len(x), -1), real[b"data"])
-    assert labels.tolist() == y.tolist() == real[b"labels"]
-
-
-@pytest.mark.parametrize("name", ["os\nsystem", "builtins\neval", "copyreg\n_reconstructor", "numpy\nload"])
-def test_no_name_is_known_but_those_of_an_array(name: str) -> None:
-    with pytest.raises(ValueError, match=r"a batch of CIFAR-10 needs no .*: it was not opened"):
-        image_files.cifar_pickle(f"c{name}\n.".encode())
 
 
 def test_a_file_that_cannot_be_read_gets_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +111,7 @@ def test_a_data_set_without_a_download_gets_a_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", image_files.DOWNLOADS)
 def test_downloads_go_where_they_are_looked_for(name: str) -> None:
-    [layout] = image_files.LAYOUTS[name][:1]
+    layout = image_files.LAYOUTS[name]
     for path in image_files.DOWNLOADS[name]:
         folder, _, last = path.rpartition("/")
         assert path == layout.archive or (folder in layout.folders and last.removesuffix(".gz") in layout.files)

@@ -326,7 +326,7 @@ def test_ivon_that_is_not_installed_is_left_out_with_a_line_and_a_note(
 def test_a_preset_of_files_says_where_they_should_be(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="the preset cifar10-5k needs files of cifar10: give --data") as told:
         parts(Config(preset="cifar10-5k"))
-    assert "cifar-10-binary.tar.gz or cifar-10-python.tar.gz, as it is or unpacked (data_batch_1.bin" in str(told.value)
+    assert "cifar-10-binary.tar.gz, as it is or unpacked (data_batch_1.bin" in str(told.value)
     with pytest.raises(UnavailableError, match="holds no files of cifar10"):
         parts(Config(preset="cifar10-5k", data=str(tmp_path)))
 

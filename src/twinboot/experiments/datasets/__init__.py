@@ -41,7 +41,7 @@ def load(name: str, directory: Path | str | None = None, verify: bool = True) ->
 
     Args:
         verify: refuse files that do not have the official checksums. With `False`, any files with the same names and
-            layout are read, such as a part of the data set, except CIFAR-10's Python version, which is pickled.
+            layout are read, such as a part of the data set.
 
     >>> load("digits").train_x.shape
     torch.Size([1347, 1, 8, 8])

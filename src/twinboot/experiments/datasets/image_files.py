@@ -5,9 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import http.client
-import io
 import math
-import pickle
 import shutil
 import sys
 import tarfile
@@ -16,8 +14,8 @@ import urllib.request
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +34,7 @@ class MissingError(ValueError):
 
 @dataclass(frozen=True)
 class Layout:
-    """One form of a data set: these files in one of these folders, or in an archive."""
+    """The files of a data set, which are in one of these folders or in an archive."""
 
     files: dict[str, str]  # name -> MD5 of the unpacked content; the training files first
     folders: tuple[str, ...]
@@ -44,42 +42,26 @@ class Layout:
 
 
 LAYOUTS = {
-    "cifar10": (
-        Layout(
-            {
-                "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
-                "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
-                "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
-                "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
-                "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
-                "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
-            },
-            ("cifar-10-batches-bin", "."),
-            "cifar-10-binary.tar.gz",
-        ),
-        Layout(
-            {
-                "data_batch_1": "c99cafc152244af753f735de768cd75f",
-                "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
-                "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
-                "data_batch_4": "634d18415352ddfa80567beed471001a",
-                "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
-                "test_batch": "40351d587109b95175f43aff81a1287e",
-            },
-            ("cifar-10-batches-py", "."),
-            "cifar-10-python.tar.gz",
-        ),
+    "cifar10": Layout(
+        {
+            "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
+            "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
+            "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
+            "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
+            "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
+            "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
+        },
+        ("cifar-10-batches-bin", "."),
+        "cifar-10-binary.tar.gz",  # the Python version is pickled, and files from outside are never unpickled
     ),
-    "fashion-mnist": (
-        Layout(
-            {
-                "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-                "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
-                "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
-                "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
-            },
-            ("FashionMNIST/raw", "."),
-        ),
+    "fashion-mnist": Layout(
+        {
+            "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+            "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
+            "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
+            "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
+        },
+        ("FashionMNIST/raw", "."),
     ),
 }
 PAGES = {
@@ -103,11 +85,10 @@ DOWNLOADS = {  # where `read` finds each downloaded file -> its MD5
 
 def wanted(name: str) -> str:
     """The files that a user has to get, for messages."""
-    archives = [layout.archive for layout in LAYOUTS[name] if layout.archive]
-    files = list(LAYOUTS[name][0].files)
-    if not archives:
-        return ", ".join(f"{file}.gz" for file in files)
-    return f"{' or '.join(archives)}, as it is or unpacked ({files[0]} ... {files[-1]})"
+    layout, files = LAYOUTS[name], list(LAYOUTS[name].files)
+    if layout.archive:
+        return f"{layout.archive}, as it is or unpacked ({files[0]} ... {files[-1]})"
+    return ", ".join(f"{file}.gz" for file in files)
 
 
 def download(name: str, directory: Path | str) -> None:
@@ -119,16 +100,16 @@ def download(name: str, directory: Path | str) -> None:
         raise ValueError(f"there is nothing to download for {name!r}: use {', '.join(DOWNLOADS)}.")
     for file, md5 in DOWNLOADS[name].items():
         path = Path(directory) / file
-        if path.is_file() and _md5(path.read_bytes()) == md5:
+        if path.is_file() and _md5(path) == md5:
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
         url = ADDRESSES[name] + path.name
         print(f"downloading {url}", file=sys.stderr, flush=True)
         try:
-            with replacing(path) as partial:
-                with urllib.request.urlopen(url, timeout=TIMEOUT) as response, partial.open("wb") as target:
+            with replacing(path) as unfinished:
+                with urllib.request.urlopen(url, timeout=TIMEOUT) as response, unfinished.open("wb") as target:
                     shutil.copyfileobj(response, target)
-                if _md5(partial.read_bytes()) != md5:
+                if _md5(unfinished) != md5:
                     raise OSError("the checksum is not that of the official file")
         except (OSError, http.client.HTTPException) as error:
             if isinstance(error, urllib.error.HTTPError):
@@ -136,41 +117,40 @@ def download(name: str, directory: Path | str) -> None:
             raise ConnectionError(f"can't download {url} to {path}: {error}; get the file by other means.") from None
 
 
+def _md5(path: Path) -> str:
+    with path.open("rb") as file:  # MD5 is what the publishers give; it detects damage
+        return hashlib.file_digest(file, partial(hashlib.md5, usedforsecurity=False)).hexdigest()
+
+
 def read(name: str, directory: Path, verify: bool) -> list[Bytes]:
     """Training images, training labels, test images and test labels, with `verify` only of the official files."""
-    layout, places = _find(name, directory)
-    arrays: dict[str, list[Bytes]] = {}
-    for file, where, data in _contents(layout, places):
-        pickled = name == "cifar10" and not file.endswith(".bin")  # only official pickles are opened
-        if (verify or pickled) and _md5(data) != layout.files[file]:
+    layout, arrays = LAYOUTS[name], {}
+    for file, where, data in _contents(layout, _find(name, directory)):
+        if verify and hashlib.md5(data, usedforsecurity=False).hexdigest() != layout.files[file]:
             raise ValueError(
                 f"{where} is not the official file, by its checksum: it is cut short, damaged or of another data set; "
                 f"{AGAIN}."
             )
-        if name == "cifar10":
-            arrays[file] = list(cifar_pickle(data) if pickled else cifar_binary(data, where))
-        else:
-            arrays[file] = [idx(data, where, 3)[:, None] if "images" in file else idx(data, where, 1)]
-    if name != "cifar10":
-        return [array for file in layout.files for array in arrays[file]]
-    *train, test = (arrays[file] for file in layout.files)
-    return [np.concatenate(batches) for batches in zip(*train, strict=True)] + [array.copy() for array in test]
+        arrays[file] = cifar_batch(data, where) if name == "cifar10" else idx(data, where, 3 if "images" in file else 1)
+    ordered = [arrays[file] for file in layout.files]
+    if name == "cifar10":
+        records = [np.concatenate(ordered[:-1]), ordered[-1].copy()]
+        ordered = [part for own in records for part in (own[:, 1:].reshape(-1, *CIFAR), own[:, 0])]
+    return ordered
 
 
-def _find(name: str, directory: Path) -> tuple[Layout, dict[str, Path] | Path]:
-    """A layout of which the directory has everything: the place of each file, or the archive."""
-    incomplete = ""
-    for layout in LAYOUTS[name]:
-        for folder in (directory / f for f in layout.folders):
-            plain_or_packed = [(file, folder / f"{file}{end}") for end in (".gz", "") for file in layout.files]
-            places = {file: path for file, path in plain_or_packed if path.is_file()}
-            if len(places) == len(layout.files):
-                return layout, places
-            if places:
-                incomplete = f"{folder} lacks {', '.join(f for f in layout.files if f not in places)} of {name}"
-    for layout in LAYOUTS[name]:
-        if layout.archive and (archive := directory / layout.archive).is_file():
-            return layout, archive
+def _find(name: str, directory: Path) -> dict[str, Path] | Path:
+    """The place of each file, or the archive."""
+    layout, incomplete = LAYOUTS[name], ""
+    for folder in (directory / f for f in layout.folders):
+        plain_or_packed = [(file, folder / f"{file}{end}") for end in (".gz", "") for file in layout.files]
+        places = {file: path for file, path in plain_or_packed if path.is_file()}
+        if len(places) == len(layout.files):
+            return places
+        if places:
+            incomplete = f"{folder} lacks {', '.join(f for f in layout.files if f not in places)} of {name}"
+    if layout.archive and (archive := directory / layout.archive).is_file():
+        return archive
     raise MissingError(
         f"{incomplete or f'{directory} holds no files of {name}'}: put {wanted(name)} there, from {PAGES[name]}, or "
         f"let `twinboot.experiments.datasets.download({name!r}, {str(directory)!r})` fetch it."
@@ -200,17 +180,17 @@ def _contents(layout: Layout, places: dict[str, Path] | Path) -> Iterator[tuple[
         raise ValueError(f"{place} lacks {', '.join(sorted(missing))}: {AGAIN}.")
 
 
-def cifar_binary(data: bytes, name: str) -> tuple[Bytes, Bytes]:
-    """Images and labels of a binary batch: one byte for the label, then 3 x 32 x 32 for the image."""
+def cifar_batch(data: bytes, name: str) -> Bytes:
+    """The records of a binary batch: one byte for the label, then 3 x 32 x 32 for the image."""
     length = 1 + math.prod(CIFAR)
     if not data or len(data) % length:
         raise ValueError(f"{name} has {len(data)} bytes, which is no whole number of images of {length}: {AGAIN}.")
-    records = np.frombuffer(data, np.uint8).reshape(-1, length)
-    return records[:, 1:].reshape(-1, *CIFAR), records[:, 0]
+    return np.frombuffer(data, np.uint8).reshape(-1, length)
 
 
 def idx(data: bytes, name: str, dimensions: int) -> Bytes:
-    """The array of an idx file: two zeros, 8 for unsigned bytes, the number of dimensions, their sizes, the values."""
+    """An idx file: two zeros, 8 for unsigned bytes, the number of dimensions, their sizes, the values. Images get a
+    channel."""
     start = 4 + 4 * dimensions
     if data[:4] != bytes([0, 0, 8, dimensions]) or len(data) < start:
         raise ValueError(f"{name} does not begin as an idx file of bytes in {dimensions} dimensions: {AGAIN}.")
@@ -218,29 +198,5 @@ def idx(data: bytes, name: str, dimensions: int) -> Bytes:
     if len(data) - start != math.prod(shape) or 0 in shape:
         sizes = " x ".join(map(str, shape))
         raise ValueError(f"{name} has {len(data) - start} bytes of values, but says that it holds {sizes}: {AGAIN}.")
-    return np.frombuffer(data, np.uint8, offset=start).reshape(shape).copy()
-
-
-def cifar_pickle(data: bytes) -> tuple[Bytes, Bytes]:
-    """Images and labels of a batch of the Python version: a dictionary with an array `data` and a list `labels`."""
-    batch = _Unpickler(io.BytesIO(data), encoding="bytes").load()
-    return batch[b"data"].reshape(-1, *CIFAR), np.array(batch[b"labels"], np.uint8)
-
-
-class _Unpickler(pickle.Unpickler):
-    """A pickle can call any function of Python by its name. This unpickler refuses all names but those of an array."""
-
-    known = {  # noqa: RUF012 - never changed
-        ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): lambda name, *_: np.dtype(name, copy=True),
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.known:
-            raise ValueError(f"a batch of CIFAR-10 needs no {module}.{name}: it was not opened.")
-        return self.known[module, name]
-
-
-def _md5(data: bytes) -> str:
-    return hashlib.md5(data, usedforsecurity=False).hexdigest()  # what the publishers give; it detects damage
+    values = np.frombuffer(data, np.uint8, offset=start).reshape(shape).copy()
+    return values[:, None] if dimensions == 3 else values
