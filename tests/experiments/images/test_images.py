@@ -93,7 +93,7 @@ def test_each_seed_has_a_dot_of_its_own_and_curves_say_of_which_images() -> None
     assert legend
     said = [text.get_text() for text in legend.get_texts()]
     assert "single model, its hold-out" in said
-    assert "mean of the twins, images that no twin saw" in said
+    assert "mean of the twins, out-of-bag images" in said
 
 
 def test_the_figure_says_what_draws_are_and_needs_no_sigma() -> None:
