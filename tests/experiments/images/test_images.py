@@ -245,6 +245,7 @@ def test_set_runs_twin_boot_once_more_with_changed_settings(methods: tuple[str, 
     config = Config(methods=methods, set=("noise=2", "kind=split"))
     name = "twins:noise=2,kind=split"
     assert chosen(config)[0] == (*(methods or PRESETS["digits"].methods), name)
+    assert chosen(dataclasses.replace(config, methods=(name,)))[0] == (name,)
     assert [part.name for part in parts(config)][-2] == "seed 2 twins noise=2,kind=split"
 
 

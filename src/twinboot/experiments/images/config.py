@@ -96,4 +96,4 @@ class Config:
     @property
     def all_methods(self) -> tuple[str, ...]:
         changed = (f"twins:{','.join(self.set)}",) if self.set else ()
-        return (*(self.methods or PRESETS[self.preset].methods), *changed)
+        return tuple(dict.fromkeys((*(self.methods or PRESETS[self.preset].methods), *changed)))

@@ -35,9 +35,12 @@ WARM = 5  # epochs in which IVON's learning rate rises, in its authors' script f
 DROPOUT = 0.2  # after each max-pooling
 
 
+Train = Callable[[Task, Path, Tick], Trained]  # the tick is called after each epoch
+
+
 @dataclass(frozen=True)
 class Method:
-    train: Callable[[Task, Path, Tick], Trained]
+    train: Train
     epochs: Callable[[int], int]  # ticks in all, if a single model has this many epochs
     kind: str  # the method whose epochs take as long as this one's
     clock: Callable[[Task, Path], Callable[[int], float]]  # gives a function: number of the next epoch -> its seconds
@@ -52,7 +55,7 @@ def method(
     epochs: Callable[[int], int] = lambda epochs: epochs,
     kind: str | None = None,
     start: Callable[[Task], Single] = Single,
-) -> Callable[[Callable[[Task, Path, Tick], Trained]], Callable[[Task, Path, Tick], Trained]]:
+) -> Callable[[Train], Train]:
     """Register a method. `epochs` is how many it trains in all, given those of a single model. The time of an epoch is
     measured on the model that `start` makes; give another method as `kind` if its epochs take as long."""
 
@@ -65,7 +68,7 @@ def method(
 
         return seconds
 
-    def register(train: Callable[[Task, Path, Tick], Trained]) -> Callable[[Task, Path, Tick], Trained]:
+    def register(train: Train) -> Train:
         METHODS[name] = Method(train, epochs, kind or name, clock)
         return train
 

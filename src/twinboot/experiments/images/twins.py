@@ -38,7 +38,7 @@ class Recipe:
     noise: float = 1.0  # times sigma, in training
     pooled: float = 0.0  # share of the gradients that is the mean of both twins'
     scale: float = 1.0  # times sigma, in draws for a prediction
-    reset: int | None = None  # every so many epochs
+    reset: int | None = None  # epochs between resets; by default that of `fit`
     early: bool = False  # reset after 10 steps, then at intervals that grow by a tenth, up to an epoch
     groups: Literal["layer", "tensor", "unit", "weight"] = "layer"
     dropout: float = 0.0  # in training and in draws for a prediction

@@ -110,7 +110,7 @@ def _smaller_gap(wide: pd.DataFrame, number: int) -> Verdict:
         BASE: (OURS_MEAN, "a single model stopped by a hold-out", "of the mean, stopped by out-of-bag images,"),
     }
     said = []
-    compared = {row: told for row, told in models.items() if row in wide["gap"]}
+    compared = {row: model for row, model in models.items() if row in wide["gap"]}
     for row, (ours, single, when) in compared.items():
         gap, right = (with_error(*difference(wide, column, ours, row), SIGNED) for column in ("gap", "accuracy"))
         ends = " to ".join(f"{wide['gap'][name].mean():.3f}" for name in (row, ours))
