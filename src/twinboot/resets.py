@@ -28,7 +28,7 @@ from ._core.checks import is_number, require_one_of, shown
 from ._core.fingerprints import of_function
 
 Mode = Literal["sample", "mean", "centered"]
-SHORT = 100  # steps of an epoch: with 79, resets within epochs made no clear difference (docs/tried.md)
+SHORT = 100  # steps of an epoch: with 79, resets within epochs made no clear difference (docs/ablations.md)
 
 
 Fill = Callable[[Tensor], None]  # fills a tensor with standard normals

@@ -76,8 +76,10 @@ def test_a_run_is_called_by_its_preset_where_that_is_not_the_usual_one() -> None
 
 
 def test_a_flag_is_given_without_a_value() -> None:
-    config = images.Config(augment=True, methods=("twins", "twins-draws"))
-    assert command("images", images, config) == "twinboot images --methods twins twins-draws --augment"
+    config = images.Config(preset="cifar10-5k", spare=True, methods=("twins", "twins-draws"))
+    assert command("images", images, config) == (
+        "twinboot images --preset cifar10-5k --methods twins twins-draws --spare"
+    )
 
 
 @pytest.mark.parametrize(
