@@ -48,7 +48,7 @@ from ..data.loader import require_map_style
 from ..estimate import files
 from ..estimate.prediction import TASKS, Task
 from ..groups import Partition, assign, fixed_entries
-from ..training.protocol import HUGGING_FACE, Protocol, complete
+from ..training.protocol import HUGGING_FACE, Protocol, complete, refuse_settings
 from ..training.validation import ENOUGH, Judge
 from .resuming import read_twins, write_twins
 
@@ -131,6 +131,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         bootstrap: Bootstrap | None = None,
         **options: Any,
     ) -> None:
+        refuse_settings(options, "TwinTrainer")
         self.protocol = complete(protocol, HUGGING_FACE, "TwinTrainer", without=("resample", "average"))
         args = TrainingArguments("tmp_trainer") if args is None else args
         _require_arguments(model, args)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -38,7 +38,7 @@ from . import losses, optimizers
 from .checkpoints import Checkpoints
 from .epoch import Training
 from .logs import open_log, show, show_finished
-from .protocol import FIT, Protocol, complete
+from .protocol import FIT, Protocol, complete, refuse_settings
 from .selection import Average, Selection
 
 MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
@@ -234,8 +234,7 @@ def _check_options(options: dict[str, Any]) -> None:
     for name in options.keys() & {"lr", "learning_rate"}:
         advice = f"give optimizer=lambda p: torch.optim.Adam(p, lr={shown(options[name])})"
         raise TypeError(f"fit has no option {name!r}: {advice}.")
-    for name in options.keys() & {setting.name for setting in fields(Protocol)}:
-        raise TypeError(f"fit has no option {name!r}: give protocol=Protocol({name}={shown(options[name])}).")
+    refuse_settings(options, "fit")
     for name in options.keys() & {"share", "twin"}:  # of PairedLoader, for loops of one's own
         raise TypeError(f"fit has no option {name!r}: it trains all twins on every rank, and divides batches itself.")
     for name in options.keys() & _OF_TRAINERS:
