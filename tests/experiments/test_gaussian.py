@@ -25,7 +25,7 @@ def tables() -> dict[str, pd.DataFrame]:
 def test_defaults_are_those_of_appendix_a2() -> None:
     config = gaussian.Config()
     assert (config.points, config.variance, config.epochs, config.batch) == (400, 120.0, 5, 200)
-    assert (config.rate, config.stride, config.seed) == (0.07, 4, 7)
+    assert (config.lr, config.stride, config.seed) == (0.07, 4, 7)
     assert config.stages["twins, few steps"] == 10
     assert config.seeds >= 200
     assert min(config.sizes) <= 50
@@ -34,7 +34,7 @@ def test_defaults_are_those_of_appendix_a2() -> None:
 
 def test_closed_form_settles_where_the_docstring_says() -> None:
     config = gaussian.Config(constant=500, falling=5000)
-    found, a = gaussian.expected(config), 2 * config.rate
+    found, a = gaussian.expected(config), 2 * config.lr
     assert found["twins, constant rate"] == pytest.approx((2 - a) / (2 - 2 * a), rel=1e-6)
     assert found["twins"] == pytest.approx(1, rel=0.005)
 
@@ -118,7 +118,7 @@ def test_figure_and_numbers(tables: dict[str, pd.DataFrame]) -> None:
         ({"seeds": 1}, "seeds"),
         ({"sizes": (1,)}, "sizes"),
         ({"replicas": (1,)}, "replicas"),
-        ({"rate": 0.7}, "past the mean"),
+        ({"lr": 0.7}, "past the mean"),
         ({"batch": 0}, "batch"),
         ({"sizes": (50, 50)}, "none twice"),
         ({"epochs": 30}, "constant"),

@@ -71,7 +71,7 @@ class Config:
     """Passes over the data in the picture (Appendix A.2)."""
     batch: int = 200
     """Batch size in the picture (Appendix A.2)."""
-    rate: float = 0.07
+    lr: float = 0.07
     """Learning rate of SGD (Appendix A.2)."""
     stride: int = 4
     """Steps between two circles in the picture (Appendix A.2)."""
@@ -91,13 +91,13 @@ class Config:
     """Of the data, their resampling and the noise on the weights (Appendix A.2)."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "variance", "epochs", "batch", "rate", "stride", "constant", "falling")
+        require_positive(self, "variance", "epochs", "batch", "lr", "stride", "constant", "falling")
         require_at_least(self, 2, "points", "seeds")
         refuse_repeated(self, "sizes", *(["replicas"] if self.replicas else []))
         if min(*self.sizes, *self.replicas, 2) < 2:
             raise ValueError(f"sizes and replicas must all be at least 2, not {self.sizes} and {self.replicas}.")
-        if self.rate >= 0.5:
-            raise ValueError(f"rate must be below 0.5, not {self.rate}: a step would go past the mean.")
+        if self.lr >= 0.5:
+            raise ValueError(f"lr must be below 0.5, not {self.lr}: a step would go past the mean.")
         if self.constant <= self.stages["twins, few steps"]:
             raise ValueError(f"constant must be more than the {self.stages['twins, few steps']} steps of the picture.")
         if not 0 <= self.seed < 2**63:
@@ -137,7 +137,7 @@ def _picture(config: Config, tick: Tick) -> dict[str, pd.DataFrame]:
     bootstrap = Bootstrap(config.points, seed=config.seed)
     loader = PairedLoader(TensorDataset(data), bootstrap, config.batch)
     twins = Twins(Mean(torch.tensor(config.start)), seed=config.seed)
-    optimizer = torch.optim.SGD(twins.parameters(), lr=config.rate)
+    optimizer = torch.optim.SGD(twins.parameters(), lr=config.lr)
 
     def positions(step: int) -> list[tuple[float, ...]]:
         sigma = twins.sigma["(model)"].item()
@@ -185,10 +185,10 @@ def _estimates(config: Config, size: int, tick: Tick) -> dict[str, pd.DataFrame]
 def _twins(config: Config, means: Tensor, seed: int) -> dict[str, Tensor]:
     """sigma^2 [seeds] at each stage. A squared loss knows its data only by their mean, so the mean stands for them."""
     twins = Twins(Mean(torch.zeros(len(means), WEIGHTS)), groups=Blocks((1, WEIGHTS)), seed=seed)
-    optimizer = torch.optim.SGD(twins.parameters(), lr=config.rate)
+    optimizer = torch.optim.SGD(twins.parameters(), lr=config.lr)
     found, names = {}, {step: name for name, step in config.stages.items()}
-    for step, rate in enumerate(_rates(config), start=1):
-        optimizer.param_groups[0]["lr"] = rate
+    for step, lr in enumerate(_rates(config), start=1):
+        optimizer.param_groups[0]["lr"] = lr
         with twins.sampled():
             for twin, mean in zip(twins, means.unbind(1), strict=True):
                 twin(mean).sum().backward()
@@ -201,8 +201,8 @@ def _twins(config: Config, means: Tensor, seed: int) -> dict[str, Tensor]:
 
 
 def _rates(config: Config) -> list[float]:
-    falling = [config.rate * (1 - step / config.falling) for step in range(config.falling)]
-    return [config.rate] * config.constant + falling
+    falling = [config.lr * (1 - step / config.falling) for step in range(config.falling)]
+    return [config.lr] * config.constant + falling
 
 
 def tau_squared(config: Config, size: Any) -> Any:
@@ -214,8 +214,8 @@ def expected(config: Config) -> dict[str, float]:
     """E[sigma^2] / tau^2 of each estimator by the closed forms at the top of this file."""
     names = {step: name for name, step in config.stages.items()}
     u, c, found = 0.0, 0.0, {}
-    for step, rate in enumerate(_rates(config), start=1):
-        a = 2 * rate
+    for step, lr in enumerate(_rates(config), start=1):
+        a = 2 * lr
         u = (1 - a) ** 2 * u + 2 * a * (1 - a) * c + a**2 + a**2 * u
         c = (1 - a) * c + a
         if step in names:
@@ -315,7 +315,7 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
             "The circles track the true uncertainty at every step of the run.",
             "Section 4.1, Figure 1",
             overall(agrees(math.sqrt(row["mean"]), row["error"] / 2) for row in (few, constant, twins)),  # of sigma
-            f"They grow with the run: after its {last} steps {(1 - 2 * config.rate) ** last:.0%} of the way is still "
+            f"They grow with the run: after its {last} steps {(1 - 2 * config.lr) ** last:.0%} of the way is still "
             "to go (with a loss that is the squared distance; the paper does not state its factor), and sigma^2 is "
             f"{few['mean']:.2f} ± {few['error']:.2f} of what it should be (closed form {few['expected']:.2f}). At a "
             f"constant rate it settles at {constant['mean']:.3f} ± {constant['error']:.3f} "

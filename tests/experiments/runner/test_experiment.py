@@ -94,11 +94,11 @@ def test_a_status_is_the_strongest_that_holds_and_undecided_with_too_few_runs(
 
 
 def test_settings_below_their_limit_are_refused_and_nan_is_below_any() -> None:
-    config = SimpleNamespace(rate=0.0, seeds=1, noise=math.nan)
+    config = SimpleNamespace(lr=0.0, seeds=1, noise=math.nan)
     require_positive(config, "seeds")
-    require_at_least(config, 0, "rate", "seeds")
-    with pytest.raises(ValueError, match=r"rate must be above 0, not 0\.0"):
-        require_positive(config, "seeds", "rate")
+    require_at_least(config, 0, "lr", "seeds")
+    with pytest.raises(ValueError, match=r"lr must be above 0, not 0\.0"):
+        require_positive(config, "seeds", "lr")
     with pytest.raises(ValueError, match="seeds must be at least 2, not 1"):
         require_at_least(config, 2, "seeds")
     for check in (lambda: require_positive(config, "noise"), lambda: require_at_least(config, 0, "noise")):

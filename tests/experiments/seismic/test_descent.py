@@ -28,7 +28,7 @@ from twinboot.experiments.seismic.descent import (
 from twinboot.experiments.seismic.kernels import SIDE, Problem, Task, problem, respond
 
 TASK = Task(rows=64, noise=0.3, beta=1.0, width=1.0, spread=1.0)
-SHORT = Schedule(steps=30, rate=0.01, decay=0.99, first_reset=8, check=5)
+SHORT = Schedule(steps=30, lr=0.01, decay=0.99, first_reset=8, check=5)
 SINGLE, HELD, TWINS = Method(), Method(hold_out=True), Method(2, mode="centered")
 METHODS = [SINGLE, HELD, TWINS]
 
@@ -101,9 +101,9 @@ def test_a_hold_out_is_in_no_batch() -> None:
 
 def adam_by_hand(p: Problem, weight: Tensor, schedule: Schedule) -> Tensor:
     field = torch.zeros(SIDE, SIDE, requires_grad=True)
-    optimizer = torch.optim.Adam([field], schedule.rate)
+    optimizer = torch.optim.Adam([field], schedule.lr)
     for step in range(schedule.steps):
-        optimizer.param_groups[0]["lr"] = schedule.rate * schedule.decay**step
+        optimizer.param_groups[0]["lr"] = schedule.lr * schedule.decay**step
         optimizer.zero_grad()
         loss_by_hand(p, weight, respond(p.task.response, p.task.beta * field)).backward()
         optimizer.step()
@@ -198,7 +198,7 @@ def by_invert(p: Problem, method: Method, schedule: Schedule, seed: int, eps: fl
         torch.zeros(SIDE, SIDE, dtype=p.observed.dtype),
         replicas=method.replicas,
         steps=schedule.steps,
-        optimizer=lambda fields: torch.optim.Adam(fields, schedule.rate, eps=eps),
+        optimizer=lambda fields: torch.optim.Adam(fields, schedule.lr, eps=eps),
         decay=schedule.decay,
         protocol=Protocol(reset=resets.growing(schedule.first_reset, 1.5), mode=method.mode, noise=method.noise),
         check=schedule.check,
@@ -227,8 +227,8 @@ def test_this_loop_takes_the_steps_of_invert_and_keeps_the_same_state(method: Me
     """
     p = problem(replace(TASK, rows=200, noise=1.0, beta=1.5, spread=0.8), 0, method.replicas)
     p = replace(p, kernels=p.kernels.double(), observed=p.observed.double())
-    schedule = Schedule(steps=260, rate=0.02, decay=0.995, first_reset=50, check=10)
-    total = sum(schedule.rate * schedule.decay**step for step in range(schedule.steps))
+    schedule = Schedule(steps=260, lr=0.02, decay=0.995, first_reset=50, check=10)
+    total = sum(schedule.lr * schedule.decay**step for step in range(schedule.steps))
     tolerance = total * (p.task.rows + SIDE**2) * torch.finfo(torch.double).eps / 2
     assert tolerance < 1e-12
     eps = 1e-8 / p.observed[p.bootstrap.seen].square().mean().item()
@@ -244,7 +244,7 @@ def test_this_loop_takes_the_steps_of_invert_and_keeps_the_same_state(method: Me
 def test_the_units_of_invert_change_nothing_but_the_eps_of_adam() -> None:
     """With the same eps in both, fields differ where few kernels reach, here in the rim, and not in the middle."""
     p = problem(replace(TASK, rows=1000, spread=0.6), 0)
-    schedule = Schedule(steps=100, rate=0.01, decay=0.99, first_reset=200)
+    schedule = Schedule(steps=100, lr=0.01, decay=0.99, first_reset=200)
     method = Method(2, mode="centered", noise=0.0)
     apart = (
         train([p], method, schedule)["last"].field[0] - by_invert(p, method, schedule, 0, 1e-8, stop=None).field
@@ -254,7 +254,7 @@ def test_the_units_of_invert_change_nothing_but_the_eps_of_adam() -> None:
 
 
 # A run that overfits at once, so that the states to keep lie inside it, and its state after each step.
-FAST = Schedule(steps=24, rate=0.08, decay=1.0, first_reset=7, check=1)
+FAST = Schedule(steps=24, lr=0.08, decay=1.0, first_reset=7, check=1)
 
 
 def states(chosen: Sequence[Problem], method: Method) -> list[State]:
@@ -317,7 +317,7 @@ def test_looks_come_at_each_check_and_at_the_end() -> None:
     """With a check at each 7th of 17 steps, a loss that falls all the time is lowest at step 17, and the average is
     over the steps 7, 14 and 17."""
     smooth = problem(replace(TASK, noise=0.001, width=3.0), 0)
-    schedule = Schedule(steps=17, rate=0.001, decay=1.0, check=7)
+    schedule = Schedule(steps=17, lr=0.001, decay=1.0, check=7)
     found = train([smooth], HELD, schedule)
     assert found["last"].step == found["lowest"].step == 17
     path = [train([smooth], HELD, replace(schedule, steps=steps))["last"].field for steps in (7, 14, 17)]

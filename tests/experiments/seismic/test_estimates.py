@@ -125,7 +125,7 @@ def test_a_limitation_holds_where_its_remedy_clearly_helps(factors: dict[str, fl
     assert {DEFAULT, PUBLISHED} <= set(IDEAS)
 
 
-@pytest.mark.parametrize("change", [{"steps": 0}, {"seeds": 1}, {"rate": 0.0}, {"decay": 1.5}])
+@pytest.mark.parametrize("change", [{"steps": 0}, {"seeds": 1}, {"lr": 0.0}, {"decay": 1.5}])
 def test_a_config_that_makes_no_sense_is_refused(change: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(change))} must be"):
         Config(**change)  # type: ignore[arg-type]

@@ -204,7 +204,7 @@ def test_the_map_is_over_what_the_paper_leaves_open() -> None:
         ({"noise": (0.3, 0.3)}, "noise must have at least one value and none twice"),
         ({"rows": (49, 300)}, "rows must be at least 50"),
         ({"spread": (1.5,)}, "spread at most 1"),
-        ({"rate": 0.0}, "rate must be above 0"),
+        ({"lr": 0.0}, "lr must be above 0"),
         ({"decay": 1.1}, "decay must be at most 1"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"seeds": 1}, "seeds must be at least 2"),

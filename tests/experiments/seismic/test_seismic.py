@@ -48,7 +48,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, ticks: dict[str, int]) -> Run:
 
 def test_defaults_are_those_of_section_4_3_and_appendix_a6() -> None:
     config = seismic.Config()
-    assert (config.rows, config.seeds, config.rate, config.first_reset, config.batch) == (4096, 25, 0.001, 50, 32)
+    assert (config.rows, config.seeds, config.lr, config.first_reset, config.batch) == (4096, 25, 0.001, 50, 32)
     assert EXPERIMENTS["seismic"] is seismic
 
 
@@ -241,7 +241,7 @@ def test_few_seeds_are_fewer_than_ten() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        *(({name: 0.0}, f"{name} must be above 0, not 0.0") for name in ("noise", "beta", "width", "texture", "rate")),
+        *(({name: 0.0}, f"{name} must be above 0, not 0.0") for name in ("noise", "beta", "width", "texture", "lr")),
         ({"contrast": -1.0}, "contrast must be above 0"),
         ({"spread": float("nan")}, "spread must be above 0"),
         ({"spread": 1.1}, "spread must be at most 1, not 1.1"),
@@ -277,7 +277,7 @@ def test_the_operator_is_that_of_the_problem(small: Problem) -> None:
 @pytest.mark.parametrize("batch", [None, 8])
 def test_each_turn_but_the_first_has_the_time_of_a_step_of_both(small: Problem, batch: int | None) -> None:
     ticks: list[int] = []
-    schedule = Schedule(steps=1, rate=0.01, decay=0.99, batch=batch)
+    schedule = Schedule(steps=1, lr=0.01, decay=0.99, batch=batch)
     found = seismic.cost(small, schedule, 3, lambda: ticks.append(1))
     assert found["turn"].tolist() == [2, 3]
     assert (found[["standard", "twins"]] > 0).all(axis=None)
@@ -324,7 +324,7 @@ def test_each_is_charged_for_its_own_steps(
     """With a clock that counts calls of the operator: one in a plain step; two in a step of twins, and one more in each
     look at the unseen, after steps 30, 40, 50 and 60, 70, 75."""
     monkeypatch.setattr(seismic, "time", SimpleNamespace(perf_counter=lambda: len(recording.sizes)))
-    found = seismic.cost(small, Schedule(steps=1, rate=0.01, decay=0.99), 3)
+    found = seismic.cost(small, Schedule(steps=1, lr=0.01, decay=0.99), 3)
     assert found["standard"].tolist() == [1, 1]
     assert found["twins"].tolist() == [2 + 3 / 25] * 2
 

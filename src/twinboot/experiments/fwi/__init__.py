@@ -81,7 +81,7 @@ class Config:
     """Standard deviation of the white noise on the records, as a share of their root mean square."""
     steps: int = 60
     """For each method. Adam on all shots has then fitted the records to the level of their noise."""
-    rate: float = 0.05
+    lr: float = 0.05
     """Learning rate of Adam, in units of 1000 m/s. With 0.02 these steps do not reach that level."""
     decay: float = 0.98
     """Factor on the learning rate in each step."""
@@ -97,7 +97,7 @@ class Config:
     """Of all random numbers."""
 
     def __post_init__(self) -> None:
-        positive = ("spacing", "smoothing", "frequency", "duration", "interval", "rate", "decay")
+        positive = ("spacing", "smoothing", "frequency", "duration", "interval", "lr", "decay")
         require_positive(self, *positive)
         for name in (*positive, "noise"):
             if not math.isfinite(getattr(self, name)):
@@ -211,7 +211,7 @@ def by_adam(problem: Problem, tick: Tick, hold_out: bool) -> Result:
     draw = torch.Generator().manual_seed(seeds.derive(problem.seed, "held out"))
     unused, used = torch.randperm(config.shots, generator=draw).tensor_split([held])
     field = torch.zeros_like(problem.truth, requires_grad=True)
-    optimizer = torch.optim.Adam([field], lr=config.rate)
+    optimizer = torch.optim.Adam([field], lr=config.lr)
     annealing = torch.optim.lr_scheduler.ExponentialLR(optimizer, config.decay)
     unit = observed.square().mean()  # as in `invert`, so that Adam's eps means the same
     result, lowest = Result(problem.start, 0, held), math.inf
@@ -241,7 +241,7 @@ def by_twins(
             groups=Blocks((config.block, config.block)), reset=resets.growing(config.first_reset, 1.5), mode=mode
         ),
         steps=config.steps,
-        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=config.rate),
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=config.lr),
         decay=config.decay,
         check=config.check,
         prior=prior,

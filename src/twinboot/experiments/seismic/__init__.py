@@ -60,7 +60,7 @@ class Config:
     """Its standard deviation. Not stated; with beta 1 the response bends by up to a quarter there."""
     steps: int = 3200
     """Not stated; enough at this learning rate for the plain optimizer to fit noise."""
-    rate: float = 0.001
+    lr: float = 0.001
     """Learning rate of Adam at the start. Appendix A.6."""
     decay: float = 0.9998
     """Factor on it in each step. Decayed exponentially, but how fast is not stated; so a cell can move by 2.4."""
@@ -89,7 +89,7 @@ class Config:
 
 
 # Four times the learning rate and a quarter of the steps, and fewer rows, with which a run fits noise sooner.
-QUICK = Config(rows=1024, seeds=3, steps=800, rate=0.004, decay=0.9992, turns=12)
+QUICK = Config(rows=1024, seeds=3, steps=800, lr=0.004, decay=0.9992, turns=12)
 
 RUNS = ("standard", "hold-out", "sample", "mean", "centered", "no noise")
 # Each row of the table: its name -> the run, and the state of it.
@@ -138,7 +138,7 @@ def _problems(config: Config, response: Response) -> list[Problem]:
 
 
 def _schedule(config: Config, batch: int | None) -> Schedule:
-    return Schedule(config.steps, config.rate, config.decay, config.first_reset, batch)
+    return Schedule(config.steps, config.lr, config.decay, config.first_reset, batch)
 
 
 def _run(config: Config, response: Response, batch: int | None, run: str, tick: Tick) -> dict[str, pd.DataFrame]:
@@ -221,7 +221,7 @@ def cost(problem: Problem, schedule: Schedule, turns: int, tick: Tick = lambda: 
         problem.observed,
         torch.zeros(SIDE, SIDE),
         steps=turns * TURN,
-        optimizer=lambda fields: torch.optim.Adam(fields, schedule.rate, fused=True),
+        optimizer=lambda fields: torch.optim.Adam(fields, schedule.lr, fused=True),
         decay=schedule.decay,
         batch_size=schedule.batch,
         progress=take_turns,
@@ -232,7 +232,7 @@ def cost(problem: Problem, schedule: Schedule, turns: int, tick: Tick = lambda: 
 def _standard(forward: Dense, observed: Tensor, schedule: Schedule) -> Iterator[None]:
     """The plain loop, as fast as it goes: the same layout of the matrix, a fused loss and a fused Adam."""
     field = torch.zeros(SIDE, SIDE, requires_grad=True)
-    optimizer = torch.optim.Adam([field], schedule.rate, fused=True)
+    optimizer = torch.optim.Adam([field], schedule.lr, fused=True)
     annealing = torch.optim.lr_scheduler.ExponentialLR(optimizer, schedule.decay)
     batches = _shuffled(len(observed), schedule.batch) if schedule.batch else None
     while True:

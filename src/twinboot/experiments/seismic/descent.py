@@ -55,7 +55,7 @@ class Schedule:
     """How long and how fast; `batch` None for all measurements in each step."""
 
     steps: int
-    rate: float
+    lr: float
     decay: float
     first_reset: int = 50
     batch: int | None = None
@@ -64,7 +64,7 @@ class Schedule:
 
 def require_training(config: Any) -> None:
     """Check the settings that the three experiments of this package share."""
-    require_positive(config, "rate", "decay")
+    require_positive(config, "lr", "decay")
     require_at_least(config, 1, "steps")
     require_at_least(config, 2, "seeds")
     if config.decay > 1:
@@ -113,7 +113,7 @@ def train(
     slope = _BatchSlope(problems, weights, schedule.batch, seed) if schedule.batch else _FullSlope(problems, weights)
     model = Fields(problems)
     twins = Twins(model, method.replicas, Blocks((1, 3, 3)), seed) if method.replicas > 1 else None
-    optimizer = torch.optim.Adam((twins or model).parameters(), schedule.rate, fused=True)
+    optimizer = torch.optim.Adam((twins or model).parameters(), schedule.lr, fused=True)
     annealing = torch.optim.lr_scheduler.ExponentialLR(optimizer, schedule.decay)
     due = resets.growing(schedule.first_reset, 1.5)
     validation = [(p.kernels[index], p.observed[index]) for p, (_, index) in zip(problems, divided, strict=True)]

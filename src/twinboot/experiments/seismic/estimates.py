@@ -40,7 +40,7 @@ class Config:
 
     steps: int = 3200
     """As in the seismic experiment."""
-    rate: float = 0.001
+    lr: float = 0.001
     """Learning rate of Adam at the start. Appendix A.6."""
     decay: float = 0.9998
     """Factor on it in each step, as in the seismic experiment."""
@@ -53,7 +53,7 @@ class Config:
         require_training(self)
 
 
-QUICK = Config(steps=600, rate=0.006, decay=0.9987, seeds=2)
+QUICK = Config(steps=600, lr=0.006, decay=0.9987, seeds=2)
 
 
 def parts(config: Config) -> list[Part]:
@@ -64,7 +64,7 @@ def _run(config: Config, task: str, run: str, tick: Tick) -> dict[str, pd.DataFr
     method = METHODS[run]
     given = problems(TASKS[task], config.seed, config.seeds, method.replicas)
     with one_thread():
-        states = train(given, method, Schedule(config.steps, config.rate, config.decay), config.seed, tick)
+        states = train(given, method, Schedule(config.steps, config.lr, config.decay), config.seed, tick)
     frames = []
     for idea, (of, which, change_sigma) in IDEAS.items():
         if of == run:

@@ -71,7 +71,7 @@ class Config:
     """Part of the sides in which centres lie: with 0.7 a rim of the field is hardly measured. Not stated."""
     steps: int = 2000
     """In each run. Not stated."""
-    rate: float = 0.002
+    lr: float = 0.002
     """Learning rate of Adam. Appendix A.6 has 0.001; twice that for half as many steps gives nearly the same runs."""
     decay: float = 0.9996
     """Factor on the learning rate in each step."""
@@ -92,7 +92,7 @@ class Config:
         require_training(self)
 
 
-QUICK = Config(rows=(300, 1000), noise=(0.3,), beta=(1.0,), seeds=2, steps=600, rate=0.006, decay=0.9987)
+QUICK = Config(rows=(300, 1000), noise=(0.3,), beta=(1.0,), seeds=2, steps=600, lr=0.006, decay=0.9987)
 
 
 def parts(config: Config) -> list[Part]:
@@ -105,7 +105,7 @@ def _run(config: Config, run: str, rows: int, tick: Tick) -> dict[str, pd.DataFr
     tasks = [Task(rows, *rest) for rest in product(config.noise, config.beta, config.width, config.spread)]
     given, method = [p for task in tasks for p in problems(task, config.seed, config.seeds)], METHODS[run]
     with one_thread():
-        states = train(given, method, Schedule(config.steps, config.rate, config.decay), config.seed, tick)
+        states = train(given, method, Schedule(config.steps, config.lr, config.decay), config.seed, tick)
     labels = {name: [getattr(p.task, name) for p in given] for name in AXES}
     labels["seed"] = list(range(config.seeds)) * len(tasks)
     frames = [scores(given, states[state], method).assign(**labels, state=state) for state in ("last", "clear")]

@@ -51,7 +51,7 @@ class Setting:
     """How many data, M. Not stated; as many as in Figure 1."""
     batch: int = 10
     """Batch size. Not stated; small enough for several steps an epoch with 50 data."""
-    rate: float = 0.1
+    lr: float = 0.1
     """Learning rate of SGD. Not stated; a fifth of the way to the minimum of a well each step."""
     epochs: int = 40
     """Passes over the data (Appendix A.3)."""
@@ -63,7 +63,7 @@ class Setting:
     """Of the data, their resampling and the noise on the weights."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "width", "noise", "size", "batch", "rate", "epochs")
+        require_positive(self, "width", "noise", "size", "batch", "lr", "epochs")
         require_at_least(self, 2, "size")  # one datum can't be resampled
         if any(epoch < 1 for epoch in (*self.resets, *self.rate_steps)):
             raise ValueError("resets and rate_steps are epochs, counted from 1.")
@@ -193,7 +193,7 @@ def train(
     generator = torch.Generator().manual_seed(setting.seed)
     data = torch.randn(setting.size, runs, 2, generator=generator) * setting.noise
     twins = Twins(Points(start, runs, setting.width, setting.datum), groups=Blocks((1, 2)), seed=setting.seed)
-    optimizer = torch.optim.SGD(twins.parameters(), lr=setting.rate)
+    optimizer = torch.optim.SGD(twins.parameters(), lr=setting.lr)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, setting.rate_steps, gamma=0.1)
     due = resets.at(*setting.resets) if setting.resets else resets.never()
     path, path_sigma = [_weights(twins)], [twins.sigma["w"].flatten()]

@@ -34,7 +34,7 @@ CAPTION = (
 SWEEPS = {
     "size": ("number of data M", "sizes"),
     "noise": ("noise of the data $\\sigma_{data}$", "noises"),
-    "rate": ("learning rate", "rates"),
+    "lr": ("learning rate", "rates"),
     "batch": ("mini-batch size", "batches"),
 }
 
@@ -150,7 +150,7 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
             setting=found["sweep"] + " = " + found["value"].astype(str),
             of_exact=found["rms"] / found["exact"],
             of_paper=found["rms"] / found["paper"],
-            same_data=found["ratio"].where(found["sweep"].isin(["rate", "batch"])),
+            same_data=found["ratio"].where(found["sweep"].isin(["lr", "batch"])),
         ),
         {
             "setting": ("setting",),
@@ -172,7 +172,7 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
     return [
         _scaling(found, "size", "Sigma scales with 1 / sqrt(M)."),
         _scaling(found, "noise", "Sigma scales with the noise of the data."),
-        _flat(found, "rate", "learning rate"),
+        _flat(found, "lr", "learning rate"),
         _flat(found, "batch", "mini-batch size"),
         _dashed(found),
     ]
@@ -257,7 +257,7 @@ def _draw(axes: Axes, config: Config, found: pd.DataFrame, name: str) -> None:
     axes.set_title(f"{label[0].upper()}{label[1:]} varies")
     axes.set_xticks(values, [f"{value:g}" for value in values])
     axes.minorticks_off()
-    if name in ("rate", "batch"):  # as wide as the panels above, or wider for what is off
+    if name in ("lr", "batch"):  # as wide as the panels above, or wider for what is off
         exact = found["exact"].iloc[0]
         axes.set_ylim(exact / 5, max(exact * 5, found["rms"].max() * 3))
     axes.set_yticks(*plots.log_ticks(*axes.get_ylim()))
