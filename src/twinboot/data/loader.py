@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from .._core import ranks, seeds
-from .._core.checks import batch_of, loader_of, require_known, require_one_of, require_types, require_whole, shown
+from .._core.batches import collate, loader_of
+from .._core.checks import require_known, require_one_of, require_types, require_whole, shown
 from .._core.randomness import seeded
 from .._core.states import require_same
 from .bootstrap import Bootstrap
@@ -240,7 +241,7 @@ class _Fetch(Dataset[Any]):
             samples = self.dataset.__getitems__(indices)
         else:
             samples = [self.dataset[i] for i in indices]
-        return (self.collate or batch_of)(samples)
+        return (self.collate or collate)(samples)
 
 
 def _whole_tensors(dataset: Any) -> tuple[tuple[Tensor, ...], Tensor | None] | None:

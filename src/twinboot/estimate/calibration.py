@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .._core.checks import loader_of, require_tensor, shown
+from .._core.batches import loader_of
+from .._core.checks import require_tensor, shown
 from .prediction import Task, checked_labels, like
 
 SCALES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # the last for twins that part slowly: `pool_gradients`

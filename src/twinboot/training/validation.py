@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from .._core import seeds
-from .._core.checks import loader_of
+from .._core.batches import loader_of
 from .._core.randomness import own_randomness, seeded
 from ..data.bootstrap import Bootstrap
 from ..estimate.statistics import fresh_statistics, layers
