@@ -28,16 +28,16 @@ def overconfident(factor: float, n: int = 4000) -> tuple[Tensor, Tensor]:
 def test_the_temperature_undoes_what_makes_a_model_too_sure(factor: float) -> None:
     """Within four standard errors of the maximum-likelihood estimate of the temperature's logarithm."""
     logits, labels = overconfident(factor)
-    truth = Labels(labels)
-    temperature, scale, loss = calibration.best(lambda scale: logits[None], truth)
+    target = Labels(labels)
+    temperature, scale, loss = calibration.minimize(lambda scale: logits[None], target)
     assert scale == 0  # of equals the first
-    assert temperature == calibration.temperature(logits[None], truth)
+    assert temperature == calibration.temperature(logits[None], target)
     true = logits / factor
     probs = true.softmax(1)
     information = ((probs * true.square()).sum(1) - (probs * true).sum(1).square()).sum()
     assert abs(math.log(temperature / factor)) < 4 / math.sqrt(information)
-    assert loss == truth.nll(logits[None], temperature)
-    assert loss <= min(truth.nll(logits[None], t) for t in (0.9 * temperature, 1.1 * temperature))
+    assert loss == target.nll(logits[None], temperature)
+    assert loss <= min(target.nll(logits[None], t) for t in (0.9 * temperature, 1.1 * temperature))
 
 
 @pytest.mark.parametrize("n", [5, 50, 500])
@@ -60,7 +60,7 @@ def test_a_class_that_the_model_rules_out_changes_no_temperature() -> None:
 def test_the_scale_with_the_lowest_loss_is_taken() -> None:
     logits, labels = overconfident(1.0)
     noise = torch.randn(4000, 3, generator=seeded(2))
-    _, scale, _ = calibration.best(lambda s: (logits + 5 * abs(s - 0.75) * noise)[None], Labels(labels))
+    _, scale, _ = calibration.minimize(lambda s: (logits + 5 * abs(s - 0.75) * noise)[None], Labels(labels))
     assert scale == 0.75
 
 
@@ -69,7 +69,7 @@ def test_a_sigma_that_is_far_too_small_gets_a_scale_that_makes_up_for_it() -> No
     logits, labels = overconfident(1.0)
     noise = torch.randn(4000, 3, generator=seeded(2))
     for best in (3.0, 4.0):
-        found = calibration.best(lambda s, best=best: (logits + 5 * abs(s - best) * noise)[None], Labels(labels))  # type: ignore[misc]
+        found = calibration.minimize(lambda s, best=best: (logits + 5 * abs(s - best) * noise)[None], Labels(labels))  # type: ignore[misc]
         assert found[1] == best
 
 
@@ -250,7 +250,7 @@ def test_the_scale_of_values_is_that_of_the_weights_that_made_them(true: float) 
         means = [sign * scale * x / 2**0.5 for sign in (-1, 1)]  # two draws, of variance (scale x)^2
         return torch.stack([torch.cat([mean, logarithms], 1) for mean in means])
 
-    temperature, scale, _ = calibration.best(outputs, Values(values, outputs(1.0)))
+    temperature, scale, _ = calibration.minimize(outputs, Values(values, outputs(1.0)))
     assert scale == true
     assert 0.7 < temperature < 1.4
 
@@ -258,12 +258,12 @@ def test_the_scale_of_values_is_that_of_the_weights_that_made_them(true: float) 
 def test_the_imaginary_value_is_as_far_off_whatever_the_scale() -> None:
     """Its own loss is lowest where the variance is what the model expects before: at scale 1."""
     draws = torch.tensor([[[-1.0, 0.0]], [[1.0, 0.0]]])  # two draws of one sample, each with a variance of 1
-    truth = Values(torch.zeros(1, 1), draws)
-    assert truth.expected.item() == 3
+    target = Values(torch.zeros(1, 1), draws)
+    assert target.expected.item() == 3
 
     def imaginary(scale: float) -> float:
         outputs = draws * torch.tensor([scale, 1.0])
-        return 2 * truth.cautious(outputs, 1.0) - truth.nll(outputs, 1.0)
+        return 2 * target.smoothed_nll(outputs, 1.0) - target.nll(outputs, 1.0)
 
     assert min(calibration.SCALES, key=imaginary) == 1
 

@@ -442,8 +442,8 @@ def test_an_update_of_batchnorm_that_fails_changes_nothing() -> None:
     estimate = trained(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))).estimate()
     before = {k: v.clone() for k, v in estimate.state_dict().items()}
     for batches, error, sentence in [
-        ([{"x": X}], TypeError, "batches are dict: say with inputs= which tensor"),
-        ([X, {"x": X}], TypeError, "batches are dict"),
+        ([{"x": X}], TypeError, "a batch is a dict: give inputs="),
+        ([X, {"x": X}], TypeError, "a batch is a dict"),
         ([], ValueError, "the loader gave no batch"),
         (pairs(), TypeError, "give a plain DataLoader of the training data"),
     ]:

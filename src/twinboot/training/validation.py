@@ -14,7 +14,7 @@ from .._core import seeds
 from .._core.batches import loader_of
 from .._core.randomness import own_randomness, seeded
 from ..data.bootstrap import Bootstrap
-from ..estimate.statistics import fresh_statistics, layers
+from ..estimate.statistics import refill_statistics
 
 ENOUGH = 1024  # samples for the statistics with which an epoch is judged: known to 3 %, or less where there are pixels
 # Of the options of a training loader: what says how samples are fetched, and not how they are drawn or kept ready.
@@ -79,7 +79,5 @@ class Judge:
 
     def give_statistics(self, module: nn.Module, step: Step[Any], device: torch.device, at_most: int | None) -> None:
         """BatchNorm statistics of a module's own, from all samples that some twin sees or from at most so many."""
-        if layers(module):
-            with own_randomness(device, self.seed, "statistics"), fresh_statistics(module):
-                for number, batch in enumerate(self.seen_batches(at_most)):
-                    step(module, batch, number)
+        with own_randomness(device, self.seed, "statistics"):
+            refill_statistics(module, self.seen_batches(at_most), step)

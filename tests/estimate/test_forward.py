@@ -1,4 +1,4 @@
-"""Draws with masks of dropout: what is random, what is not, and what depends on the seed."""
+"""Models are run with dropout where it was in training, and with masks from the seed alone."""
 
 import threading
 from pathlib import Path
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from twinboot import Estimate, Twins
 from twinboot.estimate import files
-from twinboot.estimate.dropout import with_masks
+from twinboot.estimate.forward import with_dropout
 
 X = classes(n=23, seed=8).tensors[0]
 
@@ -117,9 +117,9 @@ class Frozen(nn.Module):
 
 
 def test_what_had_no_masks_in_training_gets_none() -> None:
-    masked = with_masks(Frozen(nn.Dropout()))
+    masked = with_dropout(Frozen(nn.Dropout()))
     assert [name for name, m in masked.named_modules() if m.training] == ["head"]
-    normed = with_masks(nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(), nn.Dropout(0.0)))
+    normed = with_dropout(nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(), nn.Dropout(0.0)))
     assert [name for name, m in normed.named_modules() if m.training] == ["1"]
 
 
@@ -127,18 +127,18 @@ def test_what_had_no_masks_in_training_gets_none() -> None:
     "model", [nn.Linear(4, 1), nn.Sequential(nn.Dropout(0.0), nn.Linear(4, 1)), Frozen(nn.Linear(4, 1))]
 )
 def test_a_model_that_drops_nothing_is_refused(model: nn.Module) -> None:
-    with pytest.raises(ValueError, match=r"no layer of the model, such as nn\.Dropout, drops anything"):
+    with pytest.raises(ValueError, match=r"the model has no dropout layer, such as nn\.Dropout"):
         dropping(model).predict(X)
 
 
 def test_other_mistakes_get_a_sentence() -> None:
-    with pytest.raises(ValueError, match="with dropout draws come one after another: leave vectorize out"):
+    with pytest.raises(ValueError, match="draws with dropout cannot be vectorized: leave vectorize out"):
         dropping().predict(X, vectorize=True)
     estimate = dropping()
     estimate.dropout = 0.1  # type: ignore[assignment]
-    with pytest.raises(TypeError, match=r"estimate.dropout is True or False, not 0.1: rates are those of the model's"):
+    with pytest.raises(TypeError, match=r"estimate.dropout must be True or False, not 0.1: the model's layers set"):
         estimate.predict(X)
-    with pytest.warns(UserWarning, match="sigma is 0 everywhere, so that draws have no noise on the weights"):
+    with pytest.warns(UserWarning, match="sigma is 0 everywhere, so the draws have no weight noise"):
         dropping(sigma=0.0).predict(X)
 
 
