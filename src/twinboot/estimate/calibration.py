@@ -29,33 +29,41 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 IMPOSSIBLE = -50.0  # lowest log-probability in the pseudo-sample: a class that the model masks has one of -inf
 
 
-class Labels:
-    """Labels, to compare with logits [draws, samples, classes], whose probabilities are averaged over the draws."""
+class Target:
+    """What a model's outputs [draws, samples, ...] are compared with."""
 
-    hottest = 20.0  # temperatures from 1 / 20 to 20 are searched
+    hottest: float  # temperatures from 1 / hottest to hottest are searched
+
+    def losses(self, outputs: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """The NLL of each sample, and the terms of the pseudo-sample's NLL, whose mean over the samples it is."""
+        raise NotImplementedError
+
+    def nll(self, outputs: Tensor, temperature: float) -> float:
+        return self.losses(outputs, temperature)[0].mean().item()
+
+    def smoothed_nll(self, outputs: Tensor, temperature: float) -> float:
+        """The NLL with the pseudo-sample."""
+        own, pseudo = self.losses(outputs, temperature)
+        return ((own.sum(0) + pseudo.mean(0)) / (len(own) + 1)).mean().item()
+
+
+class Labels(Target):
+    """Labels, for logits, whose probabilities are averaged over the draws."""
+
+    hottest = 20.0
 
     def __init__(self, labels: Tensor) -> None:
         self.labels = labels[:, None]
 
-    def nll(self, logits: Tensor, temperature: float) -> float:
-        return -_precise(self._log_probs(logits, temperature).gather(1, self.labels)).mean().item()
-
-    def smoothed_nll(self, logits: Tensor, temperature: float) -> float:
-        """The NLL with the pseudo-sample."""
-        log_probs = self._log_probs(logits, temperature)
-        own, pseudo = _precise(log_probs.gather(1, self.labels)), _precise(log_probs.clamp_min(IMPOSSIBLE).mean(1))
-        return -((own.sum() + pseudo.mean()) / (len(own) + 1)).item()
-
-    def _log_probs(self, logits: Tensor, temperature: float) -> Tensor:
-        return (logits / temperature).log_softmax(2).logsumexp(0) - math.log(len(logits))
+    def losses(self, outputs: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        log_probs = (outputs / temperature).log_softmax(2).logsumexp(0) - math.log(len(outputs))
+        pseudo = log_probs.clamp_min(IMPOSSIBLE).mean(1, keepdim=True)
+        return -_precise(log_probs.gather(1, self.labels)), -_precise(pseudo)
 
 
-class Values:
-    """Values, to compare with means and log-variances [draws, samples, ...] as of `task="gaussian"`. All draws together
-    make one normal distribution, as in `Prediction.nll`.
-
-    The pseudo-sample is the same for all scales: else the scale that makes the model most confident would win.
-    """
+class Values(Target):
+    """Values, for means and log-variances as of `task="gaussian"`. All draws together make one normal distribution, as
+    in `Prediction.nll`. The pseudo-sample is the same for all scales: else the most confident one would win."""
 
     hottest = 20.0**2  # of a variance, so 20 of a standard deviation
 
@@ -63,23 +71,16 @@ class Values:
         self.values = _precise(values)
         self.expected = self._moments(before, 1.0)[1]
 
-    def nll(self, outputs: Tensor, temperature: float) -> float:
-        return _normal_nll(*self._moments(outputs, temperature)).mean().item()
-
-    def smoothed_nll(self, outputs: Tensor, temperature: float) -> float:
-        """The NLL with the pseudo-sample."""
+    def losses(self, outputs: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         squares, variance = self._moments(outputs, temperature)
-        own, pseudo = _normal_nll(squares, variance), _normal_nll(self.expected, variance)
-        return ((own.sum(0) + pseudo.mean(0)) / (len(own) + 1)).mean().item()
+        constant = variance.log() + math.log(2 * math.pi)
+        return 0.5 * (squares / variance + constant), 0.5 * (self.expected / variance + constant)
 
     def _moments(self, outputs: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Squared residuals, and the variance."""
         means, log_variances = _precise(outputs).chunk(2, -1)
         spread = means.var(0) if len(means) > 1 else torch.zeros_like(means[0])
         return (self.values - means.mean(0)).square(), spread + temperature * log_variances.exp().mean(0)
-
-
-Target = Labels | Values
 
 
 def read(
@@ -141,10 +142,6 @@ def temperature(outputs: Tensor, target: Target) -> float:
         else:
             low = high - step
     return math.exp((low + high) / 2)
-
-
-def _normal_nll(squares: Tensor, variance: Tensor) -> Tensor:
-    return 0.5 * (squares / variance + variance.log() + math.log(2 * math.pi))
 
 
 def _precise(values: Tensor) -> Tensor:

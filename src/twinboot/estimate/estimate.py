@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, SupportsIndex
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils.data import DataLoader, Dataset
 
 from .._core import seeds
-from .._core.checks import one_of, require_known, require_number, require_one_of, require_types, require_whole, shown
+from .._core.checks import one_of, require_known, require_number, require_one_of, require_types, require_whole
 from .._core.copies import Places, call, held, replicate, require_like
 from .._core.devices import copied
 from .._core.noise import normals
@@ -129,15 +128,11 @@ class Estimate(nn.Module):
             vectorize: run several draws at once with `torch.func.vmap`, or one after another; results agree up to
                 rounding. Default: vectorize small models that vmap can run.
         """
-        if isinstance(samples, bool) or not isinstance(samples, (int, np.integer)) or samples < 0 or samples == 1:
-            raise ValueError(
-                f"samples must be 0, for the mean model, or at least 2, for a spread, not {shown(samples)}."
-            )
-        task = self._task(task)
-        require_whole("batch_size", batch_size, 1)
         require_types(Estimate.predict, locals())
-        seed = seeds.checked(seed)
-        scale = self._scale(scale)
+        if samples:
+            require_whole("samples", samples, 2, ", or 0 for the mean model alone")
+        require_whole("batch_size", batch_size, 1)
+        task, scale, seed = self._task(task), self._scale(scale), seeds.checked(seed)
         require_number("temperature", self.temperature, positive=True)
         if samples and self.dropout is True and vectorize:
             raise ValueError("draws with dropout cannot be vectorized: leave vectorize out.")
@@ -231,20 +226,14 @@ class Estimate(nn.Module):
         Args:
             dataset: samples that no twin saw, `Subset(dataset, bootstrap.unseen)`. Training samples would make the
                 model overconfident.
-            samples: number of draws of the weights.
-            task: as in `predict`.
-            batch_size: inputs per forward pass.
-            seed: the same seed gives the same draws.
+            samples, task, batch_size, seed: as in `predict`.
             options: of `torch.utils.data.DataLoader`, such as the `collate_fn` of training.
         """
         require_known(options, self.calibrate, DataLoader)
-        require_whole("samples", samples, 2)
-        task = self._task(task)
         require_types(Estimate.calibrate, locals())
-        seed = seeds.checked(seed)
+        require_whole("samples", samples, 2)
+        task, seed, device = self._task(task), seeds.checked(seed), self.partition.sigma.device
         inputs, targets = calibration.read(dataset, task, batch_size, options)
-        device = self.partition.sigma.device
-        targets = targets.to(device)
 
         def outputs(scale: float) -> Tensor:
             draws = [seeds.derive(seed, "predict", s) for s in range(samples)] if scale or self.dropout else []
@@ -259,7 +248,7 @@ class Estimate(nn.Module):
             if not of_mean.isfinite().all():
                 raise ValueError("the model gives outputs that are not finite for these samples: look for bad ones.")
             before = of_mean if task == "classification" else outputs(1.0)
-            target = calibration.target_of(task, targets, before)
+            target = calibration.target_of(task, targets.to(device), before)
             self.temperature, self.scale, loss = calibration.minimize(outputs, target)
         if self.scale == 0:
             left = "have the spread of dropout alone" if self.dropout else "are now all the same and their spread is 0"

@@ -19,18 +19,14 @@ TASKS = get_args(Task)
 
 @dataclass(frozen=True, repr=False, eq=False)  # tensors have no single ==
 class Prediction:
-    """Predictions for some inputs, with the uncertainty that comes from the weights.
-
-    `Estimate.predict` returns one, from draws of the weights.
+    """Predictions for some inputs, with their uncertainty, as `Estimate.predict` returns them.
 
     Attributes:
         task: `"classification"`, `"regression"` or `"gaussian"`.
-        mean: the mean over the draws, in the shape of the model's output: class probabilities along dimension 1, or
-            values.
+        mean: the mean over draws of the weights: class probabilities along dimension 1, or values.
         std: the standard deviation over the draws, in the same shape. 0 for the mean model alone (`samples=0`).
         own_entropy: for classification, the mean entropy of the draws.
-        noise: for `"gaussian"`, the standard deviation of a measurement that the model predicts: the root of the mean
-            variance of the draws.
+        noise: for `"gaussian"`, the predicted standard deviation of a measurement: the root of the mean variance.
     """
 
     task: Task
