@@ -16,7 +16,7 @@ from twinboot import Bootstrap, PairedLoader
 
 
 class Numbers(Dataset[Any]):
-    """Sample i is i, in one of the forms that samples have."""
+    """Sample i is i, as a tuple, mapping or tensor."""
 
     def __init__(self, n: int, form: str = "tuple") -> None:
         self.n, self.form = n, form
@@ -29,14 +29,14 @@ class Numbers(Dataset[Any]):
 
 
 class Augmented(Numbers):
-    """Random transforms from each of the generators that people use."""
+    """Random transforms by torch, numpy and random."""
 
     def __getitem__(self, i: int) -> Any:
         return i, torch.rand(()), random.random(), np.random.rand()  # noqa: NPY002
 
 
 def scaled(counts: Tensor) -> Tensor:
-    """Counts as weights: the mean over the samples that are there is 1."""
+    """Counts as weights with a mean of 1 over the drawn samples."""
     return counts * (counts > 0).sum() / counts.sum()
 
 

@@ -78,7 +78,7 @@ def test_a_model_that_does_not_fit_gets_a_sentence(saved: Path, model: nn.Module
 
 
 def rewritten(saved: Path, sign: bool, tensors: dict[str, Any], header: dict[str, str | None]) -> None:
-    """The file with some of it changed, and with the digest of before or one that fits."""
+    """Change some of the file, with the old digest or with a matching one."""
     with safe_open(saved, "pt") as file:
         kept = {key: text for key, text in (file.metadata() | header).items() if text is not None}
     content = load_file(saved) | tensors

@@ -24,8 +24,8 @@ def dropping(model: nn.Module | None = None, sigma: float = 0.1) -> Estimate:
 
 
 def test_masks_have_the_variance_of_the_closed_form() -> None:
-    """A linear model of inputs of which each is kept with probability 1 - p, and then divided by it: the mean is that
-    of no dropout, the variance sum (w x)^2 p / (1 - p). To four standard errors, at most those of a normal variable."""
+    """For a linear model, the mean is that without dropout and the variance is sum (w x)^2 p / (1 - p). Within four
+    standard errors, at most those of a normal variable."""
     estimate, draws = dropping(), 4000
     found = estimate.predict(X, draws, scale=0.0)
     expected = (estimate.module[1].weight * X).square().sum(1, keepdim=True)
@@ -52,8 +52,8 @@ def test_masks_come_from_the_seed_and_the_mean_model_has_none() -> None:
     assert_same_bits(estimate.predict(X, 0, vectorize=True).mean, of_mean)  # there is no draw that could have a mask
 
 
-def test_who_calls_the_model_meanwhile_sees_no_mask() -> None:
-    """Two threads predict, and a third asks the mean."""
+def test_other_callers_of_the_model_see_no_mask() -> None:
+    """Two threads predict while a third calls the mean model."""
     estimate = dropping(two_layers())
     expected, of_mean, found = estimate.predict(X, 50).mean, estimate(X), dict[str, list[Tensor]]()
 
@@ -94,14 +94,14 @@ class Attending(nn.Module):
 
 
 @pytest.mark.parametrize("make", [encoder, Recurrent, Attending])
-def test_layers_that_drop_inside_them_do(make: Any) -> None:
+def test_dropout_inside_layers_is_on(make: Any) -> None:
     x = torch.randn(3, 5, 4, generator=seeded(0))
     estimate = dropping(make())
     assert (estimate.predict(x, 20, scale=0.0).std.flatten(1).max(1).values > 0.01).all()
 
 
 class Frozen(nn.Module):
-    """A part that stays in evaluation, as many pretrained ones do."""
+    """The body stays in evaluation mode, as in many pretrained models."""
 
     def __init__(self, head: nn.Module) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ def test_other_mistakes_get_a_sentence() -> None:
         dropping(sigma=0.0).predict(X)
 
 
-def test_it_is_kept_in_the_file_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_is_saved_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     estimate = dropping()
     estimate.save(tmp_path / "e.safetensors")
     loaded = Estimate.load(tmp_path / "e.safetensors", nn.Sequential(nn.Dropout(), nn.Linear(4, 1, bias=False)))

@@ -1,4 +1,4 @@
-"""Statistics are taken anew, over all batches alike, and nothing else about the layers changes."""
+"""Statistics are the mean over all batches, and nothing else about the layers changes."""
 
 from typing import Any
 
@@ -56,7 +56,7 @@ def test_a_layer_that_runs_twice_in_a_batch_has_the_mean_over_all_runs() -> None
 
 
 def test_twins_with_instance_norm_predict_as_well_as_plain_training() -> None:
-    """Signals whose classes differ in shape, with an offset that a layer has to know: without statistics it is lost."""
+    """Signals whose classes differ in shape, with an offset that only the running statistics know."""
     generator = seeded(0)
     labels = torch.arange(400) % 2
     waves = torch.linspace(0, 12, 40).sin() * (2 * labels[:, None] - 1)

@@ -32,7 +32,8 @@ class PairedLoader:
     and the rank: not on the number of workers or on interruptions.
 
     To resume, save `state_dict()` after any batch. After `load_state_dict()`, the next iteration continues that epoch
-    with the next batch; start your loop over epochs at `loader.epoch`, which counts from 1.
+    with the next batch; start your loop over epochs at `loader.epoch`, which counts from 1. Without a state, the next
+    iteration starts a new epoch, even if the last one was left early.
 
     Args:
         dataset: a map-style dataset with `bootstrap.n` samples. A `TensorDataset`, or a `Subset` of one, is indexed a

@@ -35,7 +35,7 @@ class Target:
     hottest: float  # temperatures from 1 / hottest to hottest are searched
 
     def losses(self, outputs: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """The NLL of each sample, and the terms of the pseudo-sample's NLL, whose mean over the samples it is."""
+        """The NLL of each sample, and terms whose mean over the samples is the NLL of the pseudo-sample."""
         raise NotImplementedError
 
     def nll(self, outputs: Tensor, temperature: float) -> float:
@@ -122,14 +122,14 @@ def minimize(outputs: Callable[[float], Tensor], target: Target) -> tuple[float,
     results = []
     for scale in SCALES:
         drawn = outputs(scale)
-        best = temperature(drawn, target)
-        results.append((target.smoothed_nll(drawn, best), scale, best, target.nll(drawn, best)))
-    _, scale, best, loss = min(results)
-    return best, scale, loss
+        chosen = temperature(drawn, target)
+        results.append((target.smoothed_nll(drawn, chosen), scale, chosen, target.nll(drawn, chosen)))
+    _, scale, chosen, loss = min(results)
+    return chosen, scale, loss
 
 
 def temperature(outputs: Tensor, target: Target) -> float:
-    """The temperature with the lowest smoothed NLL: by a wide grid, then golden section around its best point."""
+    """The temperature with the lowest smoothed NLL: by a wide grid, then golden section around its lowest point."""
     end = math.log(target.hottest)
     grid = torch.linspace(-end, end, 25).tolist()
     losses = [target.smoothed_nll(outputs, math.exp(t)) for t in grid]

@@ -81,8 +81,8 @@ class Estimate(nn.Module):
 
     def extra_repr(self) -> str:
         factors = {"temperature": self.temperature, "scale": self.scale}
-        shown_factors = [f"{name}={value:.3g}" for name, value in factors.items() if value != 1]
-        return ", ".join(shown_factors + ["dropout=True"] * bool(self.dropout))
+        parts = [f"{name}={value:.3g}" for name, value in factors.items() if value != 1]
+        return ", ".join(parts + ["dropout=True"] * bool(self.dropout))
 
     @property
     def sigma(self) -> dict[str, Tensor]:
