@@ -273,7 +273,7 @@ def require_map_style(dataset: Any) -> None:
     if isinstance(dataset, IterableDataset) or scalar or not methods:
         raise TypeError("the dataset must be map-style, with len() and indexing, so that samples can be drawn.")
     if isinstance(dataset, (tuple, list)) and 0 < len(dataset) < 4 and all(hasattr(part, "shape") for part in dataset):
-        raise TypeError(f"the dataset is a {type(dataset).__name__} of arrays: use TensorDataset(X, Y).")
+        raise TypeError(f"the dataset is a {type(dataset).__name__} of arrays: use TensorDataset(X, Y), of tensors.")
 
 
 def require_resample(resample: str) -> None:

@@ -130,7 +130,7 @@ class Estimate(nn.Module):
         """
         require_types(Estimate.predict, locals())
         if samples:
-            require_whole("samples", samples, 2, ", or 0 for the mean model alone")
+            require_whole("samples", samples, 2, "; 0 is for the mean model alone")
         require_whole("batch_size", batch_size, 1)
         task, scale, seed = self._task(task), self._scale(scale), seeds.checked(seed)
         require_number("temperature", self.temperature, positive=True)
