@@ -58,13 +58,13 @@ def test_a_probability_a_hair_above_one_is_none_the_less_a_probability() -> None
 
 def test_auroc_counts_pairs_and_depends_on_the_order_alone() -> None:
     generator = torch.Generator().manual_seed(1)
-    doubt = torch.randn(60, generator=generator).round(decimals=1)  # with ties
+    uncertainty = torch.randn(60, generator=generator).round(decimals=1)  # with ties
     positive = torch.rand(60, generator=generator) < 0.3
-    pairs = doubt[positive][:, None] - doubt[~positive]
+    pairs = uncertainty[positive][:, None] - uncertainty[~positive]
     expected = ((pairs > 0).double() + 0.5 * (pairs == 0).double()).mean().item()
-    for values in (doubt, 1e6 * doubt, doubt.exp()):
+    for values in (uncertainty, 1e6 * uncertainty, uncertainty.exp()):
         assert metrics.auroc(values, positive) == pytest.approx(expected, abs=1e-6)
-    assert math.isnan(metrics.auroc(doubt, torch.zeros(60, dtype=torch.bool)))
+    assert math.isnan(metrics.auroc(uncertainty, torch.zeros(60, dtype=torch.bool)))
 
 
 def test_a_reliability_diagram_adds_up_to_the_calibration_error() -> None:
@@ -83,7 +83,7 @@ OF_LABELS = [metrics.scores, metrics.nll, metrics.brier, metrics.ece, metrics.ad
 @pytest.mark.parametrize(
     ("probs", "labels", "said"),
     [
-        (torch.randn(5, 3, generator=torch.Generator().manual_seed(0)), ZEROS, "give no logits"),
+        (torch.randn(5, 3, generator=torch.Generator().manual_seed(0)), ZEROS, "apply softmax to logits"),
         (HALVES, torch.zeros(4).long(), r"not \(5, 2\) and \(4,\)"),
         (HALVES, torch.full((5,), 2), "label 2 is out of range"),
         (HALVES, torch.full((5,), 0.5), "labels must be integers, not torch.float32"),
@@ -93,9 +93,9 @@ OF_LABELS = [metrics.scores, metrics.nll, metrics.brier, metrics.ece, metrics.ad
         (HALVES.numpy(), ZEROS, "probs must be a tensor, not ndarray"),
         (HALVES.to_sparse(), ZEROS, "probs must be a dense tensor with values"),
         (HALVES, ZEROS.to("meta"), "labels must be a dense tensor with values"),
-        (HALVES + 0j, ZEROS, "probabilities must be real and finite"),
-        (HALVES.where(torch.arange(2) > 0, math.nan), ZEROS, "probabilities must be real and finite: there are NaN"),
-        (torch.ones(5, 1), ZEROS, "at least two classes, not of 1"),
+        (HALVES + 0j, ZEROS, "probs must be real and finite"),
+        (HALVES.where(torch.arange(2) > 0, math.nan), ZEROS, "probs must be real and finite: there are NaN"),
+        (torch.ones(5, 1), ZEROS, "at least two classes, not 1"),
         (torch.zeros(0, 2), torch.zeros(0).long(), r"\(0, 2\)"),
         (torch.tensor(0.5), torch.tensor(0), r"\(\) and \(\)"),
     ],
@@ -120,25 +120,29 @@ def test_labels_may_be_of_any_integer_type(kind: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    ("doubt", "positive", "said"),
+    ("uncertainty", "positive", "said"),
     [
-        (torch.tensor([0.1, math.nan]), torch.tensor([True, False]), "doubt must be real numbers: NaN"),
-        (torch.tensor([0.1, math.nan]), torch.tensor([True, True]), "doubt must be real numbers: NaN"),
-        (torch.tensor([0.1, 1j]), torch.tensor([True, False]), "doubt must be real numbers"),
+        (torch.tensor([0.1, math.nan]), torch.tensor([True, False]), "uncertainty must be real numbers: NaN"),
+        (torch.tensor([0.1, math.nan]), torch.tensor([True, True]), "uncertainty must be real numbers: NaN"),
+        (torch.tensor([0.1, 1j]), torch.tensor([True, False]), "uncertainty must be real numbers"),
         (torch.tensor([0.1, 0.2]), torch.tensor([1, 0]), "positive must be booleans, .* not torch.int64"),
         (torch.tensor([0.1, 0.2]), torch.tensor([0.5, 0.0]), "positive must be booleans, .* not torch.float32"),
         (torch.tensor([0.1, 0.2]), torch.tensor([True]), r"not \(2,\) and \(1,\)"),
-        (torch.empty(0), torch.empty(0, dtype=torch.bool), r"and some, not \(0,\) and \(0,\)"),
-        (torch.tensor([0.1, 0.2]).to("meta"), torch.tensor([True, False]), "doubt must be a dense tensor with values"),
-        ([0.1, 0.2], torch.tensor([True, False]), "doubt must be a tensor, not list"),
+        (torch.empty(0), torch.empty(0, dtype=torch.bool), r"not be empty, not \(0,\) and \(0,\)"),
+        (
+            torch.tensor([0.1, 0.2]).to("meta"),
+            torch.tensor([True, False]),
+            "uncertainty must be a dense tensor with values",
+        ),
+        ([0.1, 0.2], torch.tensor([True, False]), "uncertainty must be a tensor, not list"),
         (torch.tensor([0.1, 0.2]), [True, False], "positive must be a tensor, not list"),
     ],
 )
-def test_doubt_that_ranks_nothing_is_refused_in_a_sentence(doubt: Any, positive: Any, said: str) -> None:
+def test_doubt_that_ranks_nothing_is_refused_in_a_sentence(uncertainty: Any, positive: Any, said: str) -> None:
     with pytest.raises((ValueError, TypeError), match=said):
-        metrics.auroc(doubt, positive)
+        metrics.auroc(uncertainty, positive)
 
 
 def test_infinite_doubt_has_a_rank() -> None:
-    doubt = torch.tensor([math.inf, 0.0, -math.inf, 1.0])
-    assert metrics.auroc(doubt, torch.tensor([True, False, False, True])) == 1.0
+    uncertainty = torch.tensor([math.inf, 0.0, -math.inf, 1.0])
+    assert metrics.auroc(uncertainty, torch.tensor([True, False, False, True])) == 1.0

@@ -344,7 +344,10 @@ def core() -> list[Target]:
         Target("resets.steps", made_and_asked(resets.steps), lambda: {"schedule": resets.every(2), "count": 2}),
         Target("resets.never", made_and_asked(resets.never), lambda: {"count": 2}),
         Target(
-            "metrics.auroc", metrics.auroc, lambda: {"doubt": rows()[:, 0], "positive": labels() == 0}, finite=False
+            "metrics.auroc",
+            metrics.auroc,
+            lambda: {"uncertainty": rows()[:, 0], "positive": labels() == 0},
+            finite=False,
         ),
     ]
     for name in ("scores", "nll", "brier", "ece", "adaptive_ece", "reliability"):

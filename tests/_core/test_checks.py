@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from twinboot._core.checks import (
-    batch_of,
-    loader_of,
     require_known,
     require_number,
     require_one_of,
@@ -147,18 +145,3 @@ def test_a_value_is_shown_on_one_line_without_its_address() -> None:
     assert shown(object()) == "an object"
     assert "\n" not in shown(torch.zeros(9, 9))
     assert len(shown("x" * 1000)) < 100
-
-
-def test_options_that_a_dataloader_does_not_take_are_told_in_a_sentence() -> None:
-    assert len(loader_of([1, 2, 3], batch_size=2)) == 2
-    with pytest.raises(TypeError, match="num_workers must be a whole number, not 'x'"):
-        loader_of([1], num_workers="x")
-    with pytest.raises(ValueError, match=r"^the options of the DataLoader do not fit together: [^\n]*\.$"):
-        loader_of([1], num_workers=-1)
-
-
-def test_samples_that_make_no_batch_are_told_in_a_sentence() -> None:
-    assert batch_of([1, 2]).tolist() == [1, 2]
-    for odd in ([object(), object()], [torch.zeros(2), torch.zeros(3)], list(np.zeros(2, ">f4").reshape(2, 1))):
-        with pytest.raises(TypeError, match=r"^samples cannot be made a batch, give a collate_fn: [^\n]*\.$"):
-            batch_of(odd)

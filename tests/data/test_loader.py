@@ -16,7 +16,7 @@ from twinboot import Bootstrap, PairedLoader
 
 
 class Numbers(Dataset[Any]):
-    """Sample i is i, in one of the forms that samples have."""
+    """Sample i is i, as a tuple, mapping or tensor."""
 
     def __init__(self, n: int, form: str = "tuple") -> None:
         self.n, self.form = n, form
@@ -29,14 +29,14 @@ class Numbers(Dataset[Any]):
 
 
 class Augmented(Numbers):
-    """Random transforms from each of the generators that people use."""
+    """Random transforms by torch, numpy and random."""
 
     def __getitem__(self, i: int) -> Any:
         return i, torch.rand(()), random.random(), np.random.rand()  # noqa: NPY002
 
 
 def scaled(counts: Tensor) -> Tensor:
-    """Counts as weights: the mean over the samples that are there is 1."""
+    """Counts as weights with a mean of 1 over the drawn samples."""
     return counts * (counts > 0).sum() / counts.sum()
 
 
@@ -112,7 +112,7 @@ def test_bayesian_weights_come_with_counts_and_are_refused_with_draws() -> None:
     [pair] = PairedLoader(TensorDataset(torch.arange(30)), bootstrap, 30, "counts")
     for (index, weight), counts in zip(pair, bootstrap.counts, strict=True):
         torch.testing.assert_close(weight, counts[index].float())  # their mean is 1 already
-    with pytest.raises(ValueError, match='use counts \\(resample="counts"'):
+    with pytest.raises(ValueError, match=r'use PairedLoader.*resample="counts"'):
         PairedLoader(TensorDataset(torch.arange(30)), bootstrap, 30)
 
 
@@ -366,7 +366,7 @@ def test_batches_that_cannot_take_a_weight_get_a_sentence() -> None:
 
     with pytest.raises(ValueError, match='batches already have a key "weight"'):
         list(PairedLoader(Weighted(6), Bootstrap(6), 2, "counts"))
-    with pytest.raises(TypeError, match=r'resample="counts" can add counts to tensors, .* not to str'):
+    with pytest.raises(TypeError, match=r'resample="counts" needs batches of tensors, .* not str'):
         list(PairedLoader(Numbers(6), Bootstrap(6), 2, "counts", collate_fn=str))
 
 
@@ -433,8 +433,8 @@ def test_another_number_of_ranks_goes_on_in_the_middle_of_an_epoch() -> None:
 def test_under_torch_distributed_a_loader_takes_its_rank_and_an_older_one_is_refused() -> None:
     data, bootstrap = TensorDataset(torch.arange(40)), Bootstrap(40)
     assert together(shares_of, PairedLoader(data, bootstrap, 5)) == [
-        [(0, 2), "the loader was made for rank 0 of 1, but this is rank 0 of 2"],
-        [(1, 2), "the loader was made for rank 0 of 1, but this is rank 1 of 2"],
+        [(0, 2), "the loader was built for rank 0 of 1, but this is rank 0 of 2"],
+        [(1, 2), "the loader was built for rank 0 of 1, but this is rank 1 of 2"],
     ]
 
 
@@ -483,5 +483,5 @@ def test_a_wrong_twin_or_one_without_a_share_is_refused() -> None:
     for twin in (2, -1, True, "first"):
         with pytest.raises((ValueError, TypeError), match=rf"twin must be .*a whole number.*, not {twin!r}"):
             PairedLoader(classes(6), Bootstrap(6), 2, share=(0, 1), twin=twin)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="with twin= the loader needs share=, too"):
+    with pytest.raises(ValueError, match="twin= needs share=, too"):
         PairedLoader(classes(6), Bootstrap(6), 2, twin=0)

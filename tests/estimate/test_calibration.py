@@ -1,4 +1,4 @@
-"""Temperature and scale, against models whose mistake is known."""
+"""Temperature and scale, for models whose error is known."""
 
 import copy
 import math
@@ -28,21 +28,21 @@ def overconfident(factor: float, n: int = 4000) -> tuple[Tensor, Tensor]:
 def test_the_temperature_undoes_what_makes_a_model_too_sure(factor: float) -> None:
     """Within four standard errors of the maximum-likelihood estimate of the temperature's logarithm."""
     logits, labels = overconfident(factor)
-    truth = Labels(labels)
-    temperature, scale, loss = calibration.best(lambda scale: logits[None], truth)
+    target = Labels(labels)
+    temperature, scale, loss = calibration.minimize(lambda scale: logits[None], target)
     assert scale == 0  # of equals the first
-    assert temperature == calibration.temperature(logits[None], truth)
+    assert temperature == calibration.temperature(logits[None], target)
     true = logits / factor
     probs = true.softmax(1)
     information = ((probs * true.square()).sum(1) - (probs * true).sum(1).square()).sum()
     assert abs(math.log(temperature / factor)) < 4 / math.sqrt(information)
-    assert loss == truth.nll(logits[None], temperature)
-    assert loss <= min(truth.nll(logits[None], t) for t in (0.9 * temperature, 1.1 * temperature))
+    assert loss == target.nll(logits[None], temperature)
+    assert loss <= min(target.nll(logits[None], t) for t in (0.9 * temperature, 1.1 * temperature))
 
 
 @pytest.mark.parametrize("n", [5, 50, 500])
 def test_samples_that_are_all_predicted_right_do_not_make_a_model_far_too_sure(n: int) -> None:
-    """Two classes, with p the probability of the right one: the likelihood of n such samples and of half a one of each
+    """Two classes, with p the probability of the right one: the likelihood of n such samples and half a sample of each
     label is highest at p = (n + 1/2) / (n + 1)."""
     labels = torch.arange(n) % 2
     logits = 3.0 * F.one_hot(labels, 2)
@@ -60,16 +60,16 @@ def test_a_class_that_the_model_rules_out_changes_no_temperature() -> None:
 def test_the_scale_with_the_lowest_loss_is_taken() -> None:
     logits, labels = overconfident(1.0)
     noise = torch.randn(4000, 3, generator=seeded(2))
-    _, scale, _ = calibration.best(lambda s: (logits + 5 * abs(s - 0.75) * noise)[None], Labels(labels))
+    _, scale, _ = calibration.minimize(lambda s: (logits + 5 * abs(s - 0.75) * noise)[None], Labels(labels))
     assert scale == 0.75
 
 
 def test_a_sigma_that_is_far_too_small_gets_a_scale_that_makes_up_for_it() -> None:
-    """As that of twins that pool their gradients is."""
+    """As with pooled gradients."""
     logits, labels = overconfident(1.0)
     noise = torch.randn(4000, 3, generator=seeded(2))
     for best in (3.0, 4.0):
-        found = calibration.best(lambda s, best=best: (logits + 5 * abs(s - best) * noise)[None], Labels(labels))  # type: ignore[misc]
+        found = calibration.minimize(lambda s, best=best: (logits + 5 * abs(s - best) * noise)[None], Labels(labels))  # type: ignore[misc]
         assert found[1] == best
 
 
@@ -126,7 +126,7 @@ def test_samples_are_collated_as_the_caller_says() -> None:
 
 
 class Shifted(nn.Module):
-    """A network on its inputs less a half, which it may write over those that it was given."""
+    """A network that subtracts a half from its inputs, in place if `writes`."""
 
     def __init__(self, outputs: int, writes: bool) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class Shifted(nn.Module):
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("task", ["classification", "gaussian"])
 def test_a_model_that_writes_into_its_input_is_calibrated_as_one_that_does_not(task: Any, own: bool) -> None:
-    """Of new batches, and of a `collate_fn` that gives tensors which the dataset keeps."""
+    """For new batches, and for a `collate_fn` that returns the dataset's own tensors."""
     pure, writing = (
         Twins(Shifted(3 if task == "classification" else 2, writes)).estimate() for writes in (False, True)
     )
@@ -175,7 +175,7 @@ def test_a_calibration_that_takes_all_noise_away_says_so() -> None:
 
 
 def test_with_dropout_what_is_calibrated_is_what_predict_gives() -> None:
-    """The same draws, with the same masks, which differ without noise on the weights, too."""
+    """Both have the same draws and masks. Without weight noise, draws still differ by their masks."""
     x, y = classes(60).tensors
     estimate = Twins(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))).estimate()
     estimate.dropout, estimate.task = True, "classification"
@@ -232,7 +232,7 @@ def test_an_estimate_of_values_without_their_noise_has_no_likelihood() -> None:
 
 @pytest.mark.parametrize(("n", "factor"), [(3, 0.0), (3, 4.0), (500, 0.3), (500, 1.0), (500, 300.0)])
 def test_the_temperature_of_values_is_how_much_further_off_they_are_than_the_model_says(n: int, factor: float) -> None:
-    """With one imaginary sample that is as far off as it says: T = (sum of residual^2 / variance + 1) / (n + 1)."""
+    """T = (sum of residual^2 / variance + 1) / (n + 1), where the 1 is the pseudo-sample."""
     variance = torch.rand(n, 1, generator=seeded(0)) + 0.5
     values = (factor * variance).sqrt() * torch.randn(n, 1, generator=seeded(1))
     outputs = torch.cat([torch.zeros(n, 1), variance.log()], 1)[None]
@@ -250,22 +250,22 @@ def test_the_scale_of_values_is_that_of_the_weights_that_made_them(true: float) 
         means = [sign * scale * x / 2**0.5 for sign in (-1, 1)]  # two draws, of variance (scale x)^2
         return torch.stack([torch.cat([mean, logarithms], 1) for mean in means])
 
-    temperature, scale, _ = calibration.best(outputs, Values(values, outputs(1.0)))
+    temperature, scale, _ = calibration.minimize(outputs, Values(values, outputs(1.0)))
     assert scale == true
     assert 0.7 < temperature < 1.4
 
 
-def test_the_imaginary_value_is_as_far_off_whatever_the_scale() -> None:
-    """Its own loss is lowest where the variance is what the model expects before: at scale 1."""
+def test_the_pseudo_sample_is_the_same_for_all_scales() -> None:
+    """Its loss is lowest where the variance is that before calibration: at scale 1."""
     draws = torch.tensor([[[-1.0, 0.0]], [[1.0, 0.0]]])  # two draws of one sample, each with a variance of 1
-    truth = Values(torch.zeros(1, 1), draws)
-    assert truth.expected.item() == 3
+    target = Values(torch.zeros(1, 1), draws)
+    assert target.expected.item() == 3
 
-    def imaginary(scale: float) -> float:
+    def pseudo(scale: float) -> float:
         outputs = draws * torch.tensor([scale, 1.0])
-        return 2 * truth.cautious(outputs, 1.0) - truth.nll(outputs, 1.0)
+        return 2 * target.smoothed_nll(outputs, 1.0) - target.nll(outputs, 1.0)
 
-    assert min(calibration.SCALES, key=imaginary) == 1
+    assert min(calibration.SCALES, key=pseudo) == 1
 
 
 def test_a_model_that_predicts_a_variance_uses_what_calibrate_finds(tmp_path: Path) -> None:

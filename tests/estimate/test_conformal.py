@@ -13,10 +13,10 @@ from twinboot.estimate.conformal import quantile
 def test_a_new_score_is_below_the_quantile_as_often_as_its_rank_says(n: int, level: float) -> None:
     draws = 4000
     scores = np.random.default_rng(0).exponential(size=(draws, n + 1))
-    held = np.mean([own[-1] <= quantile(own[:-1], level) for own in scores])
+    covered = np.mean([own[-1] <= quantile(own[:-1], level) for own in scores])
     expected = math.ceil(round((n + 1) * level, 9)) / (n + 1)  # all ranks of the new one are as probable
     assert level <= expected <= level + 1 / (n + 1)
-    assert abs(held - expected) < 4 * math.sqrt(expected * (1 - expected) / draws)
+    assert abs(covered - expected) < 4 * math.sqrt(expected * (1 - expected) / draws)
 
 
 def test_too_few_scores_give_no_bound() -> None:
@@ -54,20 +54,20 @@ def test_a_list_is_as_good_as_an_array() -> None:
     [np.array([1.0, math.nan]), np.zeros((2, 2)), np.array([1j, 2]), ["a", "b"], [[1.0], 2.0], [None], None, 3.0],
 )
 def test_scores_that_have_no_order_are_refused(scores: Any) -> None:
-    with pytest.raises(ValueError, match="scores must be a row of real numbers, without NaN"):
+    with pytest.raises(ValueError, match="scores must be a one-dimensional array of real numbers without NaN"):
         quantile(scores, 0.5)
 
 
 @pytest.mark.parametrize(
     ("weight", "said"),
     [
-        (np.ones(4), "a finite weight of at least 0 for each of the 5 scores"),
-        (np.zeros(5), "and one above 0"),
-        (np.array([1.0, 1, 1, 1, -1]), "a finite weight of at least 0"),
-        (np.array([1.0, 1, 1, 1, math.inf]), "a finite weight of at least 0"),
-        (np.array([1.0, 1, 1, 1, math.nan]), "weight must be a row of real numbers"),
-        (np.array(["a"] * 5), "weight must be a row of real numbers"),
-        (np.empty(0), "for each of the 5 scores"),
+        (np.ones(4), "weight must have 5 finite numbers, one per score"),
+        (np.zeros(5), "none below 0, and one above"),
+        (np.array([1.0, 1, 1, 1, -1]), "5 finite numbers"),
+        (np.array([1.0, 1, 1, 1, math.inf]), "5 finite numbers"),
+        (np.array([1.0, 1, 1, 1, math.nan]), "weight must be a one-dimensional array of real numbers"),
+        (np.array(["a"] * 5), "weight must be a one-dimensional array of real numbers"),
+        (np.empty(0), "weight must have 5 finite numbers"),
     ],
 )
 def test_weights_that_weigh_nothing_are_refused(weight: Any, said: str) -> None:

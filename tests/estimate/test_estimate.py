@@ -26,7 +26,7 @@ def trained(model: nn.Module | None = None, **options: Any) -> Twins:
 
 
 def of_classes(twins: Twins) -> Estimate:
-    """The twins' estimate, told what its model predicts."""
+    """The twins' estimate, with its task set."""
     estimate = twins.estimate()
     estimate.task = "classification"
     return estimate
@@ -124,7 +124,7 @@ def test_chunks_and_stacks_do_not_change_the_numbers(monkeypatch: pytest.MonkeyP
 
 
 class Largest(TorchDispatchMode):
-    """The largest number of entries of any tensor that an operation makes."""
+    """The largest number of entries in a new tensor."""
 
     entries = 0
 
@@ -230,7 +230,7 @@ def test_predict_leaves_modes_as_they_were_and_ignores_dropout() -> None:
 
 
 class Shifted(nn.Module):
-    """A network on the sum of all that it is given, each less a half, which it may write into what it was given."""
+    """A network on the sum of its inputs, each less a half: subtracted in place if `writes`."""
 
     def __init__(self, writes: bool) -> None:
         super().__init__()
@@ -337,7 +337,7 @@ def test_a_file_keeps_what_the_model_predicts(task: Any, tmp_path: Path) -> None
 
 
 def test_a_draw_is_as_far_from_the_mean_as_the_scale_says() -> None:
-    """To the last bit, around means of 0 and for powers of two, which round nothing."""
+    """Exactly, around means of 0 and for powers of two, which need no rounding."""
     estimate = doubtful(mlp())
     center = {name: p.detach().clone() for name, p in estimate.module.named_parameters()}
     estimate.scale = 0.0
@@ -355,7 +355,7 @@ def test_a_draw_is_as_far_from_the_mean_as_the_scale_says() -> None:
 
 @pytest.mark.parametrize("scale", [0.3, 1.0, 2.5])
 def test_sample_draws_from_the_law_of_predict(scale: float) -> None:
-    """Of a linear model: a variance of (scale * sigma)^2 (|x|^2 + 1), within four standard errors."""
+    """For a linear model: a variance of (scale * sigma)^2 (|x|^2 + 1), within four standard errors."""
     x, draws = torch.randn(6, 5, generator=seeded(0)), 1000
     estimate = doubtful(nn.Linear(5, 1), sigma=0.2)
     estimate.scale = scale
@@ -442,8 +442,8 @@ def test_an_update_of_batchnorm_that_fails_changes_nothing() -> None:
     estimate = trained(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))).estimate()
     before = {k: v.clone() for k, v in estimate.state_dict().items()}
     for batches, error, sentence in [
-        ([{"x": X}], TypeError, "batches are dict: say with inputs= which tensor"),
-        ([X, {"x": X}], TypeError, "batches are dict"),
+        ([{"x": X}], TypeError, "a batch is a dict: give inputs="),
+        ([X, {"x": X}], TypeError, "a batch is a dict"),
         ([], ValueError, "the loader gave no batch"),
         (pairs(), TypeError, "give a plain DataLoader of the training data"),
     ]:
@@ -519,8 +519,8 @@ def test_it_says_what_calibration_found() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"samples": 1}, "samples must be 0, for the mean model, or at least 2"),
-        ({"samples": -2}, "samples must be 0"),
+        ({"samples": 1}, "samples must be a whole number of at least 2, not 1; 0 is for the mean model alone"),
+        ({"samples": -2}, "samples must be a whole number of at least 2, not -2; 0 is"),
         ({"task": "ranking"}, 'unknown task \'ranking\': use "classification", "regression" or "gaussian"'),
         ({"task": ""}, "unknown task ''"),
         ({"task": "gaussian"}, r"gaussian needs a mean and a log-variance .* shape \(23, 3\)"),

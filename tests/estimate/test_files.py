@@ -47,7 +47,7 @@ def test_truncated_files_get_a_sentence(saved: Path, share: float) -> None:
 
 def test_a_file_that_is_something_else_gets_a_sentence(saved: Path) -> None:
     save_file({"a": torch.zeros(2)}, saved)
-    with pytest.raises(ValueError, match="is a safetensors file, but holds no twinboot estimate"):
+    with pytest.raises(ValueError, match="is a safetensors file, but has no twinboot estimate"):
         Estimate.load(saved, mlp())
     torch.save({"a": 1}, saved)
     with pytest.raises(ValueError, match="is damaged "):
@@ -78,7 +78,7 @@ def test_a_model_that_does_not_fit_gets_a_sentence(saved: Path, model: nn.Module
 
 
 def rewritten(saved: Path, sign: bool, tensors: dict[str, Any], header: dict[str, str | None]) -> None:
-    """The file with some of it changed, and with the digest of before or one that fits."""
+    """Change some of the file, with the old digest or with a matching one."""
     with safe_open(saved, "pt") as file:
         kept = {key: text for key, text in (file.metadata() | header).items() if text is not None}
     content = load_file(saved) | tensors
@@ -133,7 +133,7 @@ def test_each_flipped_bit_is_noticed_or_changes_nothing(saved: Path) -> None:
 def test_sigma_that_is_no_number_is_not_saved(tmp_path: Path) -> None:
     estimate = Twins(mlp()).estimate()
     estimate.partition.sigma[0] = float("nan")
-    with pytest.raises(ValueError, match="sigma has values that are not finite or below 0"):
+    with pytest.raises(ValueError, match="sigma must be finite and at least 0"):
         estimate.save(tmp_path / "e.safetensors")
     assert not list(tmp_path.iterdir())
 
@@ -166,7 +166,7 @@ def test_a_failed_save_leaves_the_old_file_and_no_other(saved: Path, monkeypatch
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Path, "write_bytes", fail)
-    with pytest.raises(OSError, match=r"^can't write '.*': No space left on device; what was there is as it was\.$"):
+    with pytest.raises(OSError, match=r"^can't write '.*': No space left on device; an old file is unchanged\.$"):
         Twins(mlp(seed=1)).estimate().save(saved)
     assert saved.read_bytes() == before
     assert os.listdir(saved.parent) == [saved.name]
@@ -179,7 +179,7 @@ def test_a_disk_that_takes_no_more_is_named_and_the_old_file_stays(saved: Path) 
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
-        with pytest.raises(OSError, match=r"^can't write '.*': File too large; what was there is as it was\.$"):
+        with pytest.raises(OSError, match=r"^can't write '.*': File too large; an old file is unchanged\.$"):
             Twins(mlp(seed=1)).estimate().save(saved)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -202,9 +202,7 @@ def test_state_that_is_no_tensor_gets_a_sentence(tmp_path: Path) -> None:
         def set_extra_state(self, state: Any) -> None:
             pass
 
-    with pytest.raises(
-        TypeError, match="the model's state holds '_extra_state' of type dict; only tensors can be saved"
-    ):
+    with pytest.raises(TypeError, match="only tensors can be saved, but '_extra_state' of the state dict is a dict"):
         Twins(Odd(2, 2)).estimate().save(tmp_path / "e.safetensors")
 
 

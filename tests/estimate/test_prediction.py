@@ -99,7 +99,7 @@ def test_noise_that_is_no_standard_deviation_gets_a_sentence(noise: Any) -> None
 
 def test_the_mean_model_alone_has_no_interval_without_noise() -> None:
     alone = Prediction("regression", torch.zeros(4), torch.zeros(4))
-    with pytest.raises(ValueError, match=r"without spread has no interval: predict with samples, or give the standard"):
+    with pytest.raises(ValueError, match=r"without spread has no interval: predict with samples, or give the noise"):
         alone.interval()
     low, high = alone.interval(0.9, noise=1.0)
     assert bool((high > low).all())
@@ -159,7 +159,7 @@ def test_what_belongs_to_the_other_task_gets_a_sentence() -> None:
         classification.interval()
     with pytest.raises(ValueError, match=r"level must lie between 0 and 1, such as 0.95, not 95"):
         regression.interval(95)
-    with pytest.raises(ValueError, match="a prediction without spread has no likelihood: give the standard deviation"):
+    with pytest.raises(ValueError, match="a prediction without spread has no likelihood: give the noise"):
         Prediction("regression", torch.zeros(2), torch.zeros(2)).nll(torch.zeros(2))
     with pytest.raises(ValueError, match=r"the target has shape \(3,\), the prediction \(2,\)"):
         regression.nll(torch.zeros(3))
@@ -175,4 +175,4 @@ def test_a_prediction_is_told_in_one_short_line() -> None:
     assert repr(values).startswith("Prediction(regression, 500 inputs, shape (500, 4), std ")
     assert f"up to {values.std.max():.2g})" in repr(values)
     assert max(len(said), len(repr(values))) < 200
-    assert "of nothing" in repr(predict(outputs[:, :0], "regression", [6], 500))
+    assert "of no inputs" in repr(predict(outputs[:, :0], "regression", [6], 500))

@@ -15,7 +15,7 @@ from typing import Any, Literal, SupportsIndex, Union, get_args, get_origin
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import Dataset
 
 LONG = 60  # characters of a value in a sentence
 
@@ -165,26 +165,6 @@ _KINDS: list[tuple[Any, Callable[[Any], bool], str]] = [
     (nn.Module, lambda value: isinstance(value, nn.Module), "a torch.nn.Module"),
     (Tensor, lambda value: isinstance(value, Tensor), "a tensor"),
 ]
-
-
-def loader_of(dataset: Any, **options: Any) -> DataLoader[Any]:
-    """A DataLoader, or a sentence about options that it does not take."""
-    require_types(DataLoader.__init__, options)
-    options = {"collate_fn": batch_of, **options}
-    if options.get("timeout") and not options.get("num_workers"):
-        raise ValueError("timeout is for workers: give num_workers, too.")
-    try:
-        return DataLoader(dataset, **options)
-    except (ValueError, TypeError, AssertionError) as error:
-        raise ValueError(f"the options of the DataLoader do not fit together: {one_line(error)}.") from None
-
-
-def batch_of(samples: list[Any]) -> Any:
-    """PyTorch's own way to make a batch of samples, or a sentence about those that it does not know."""
-    try:
-        return default_collate(samples)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"samples cannot be made a batch, give a collate_fn: {one_line(error)}.") from None
 
 
 def require_whole(name: str, value: object, least: int, hint: str = "") -> None:

@@ -1,1 +1,1 @@
-"""Who sees which sample how often (`bootstrap`), and batches for each twin (`loader`)."""
+"""How often each twin sees each sample (`bootstrap`), and one batch per twin (`loader`)."""

@@ -1,15 +1,15 @@
-"""Who sees which sample how often: the resampling of the data, known before training starts.
+"""How often each twin sees each sample: the resampling of the data, drawn once, before training starts.
 
-Each twin has its own bootstrap sample of the n data, drawn once. Two twins leave out about 13.5 % of the data
-altogether, e^-1 of them each: those `unseen` samples are an honest validation set that costs nothing.
+Each of two twins misses e^-1 of the data, and 13.5 % of the data are missed by both. These `unseen` samples are a
+hold-out set for free.
 
-Twins can also divide the data between them (`kind="split"`): then an epoch of all of them reads each sample once, as
-one of a single model does. Of bootstrap samples sigma^2 is the variance that the n data leave to an estimate from all
-of them, and the mean of B twins has 1 + 1 / B times that. Twins that divide the data learn from independent parts of
-them, so that their mean has the variance sigma^2 / B: what survey statistics calls random groups. Their mean is an
-estimate from the seen samples, a share 1 - e^-B of the data, and its variance is 1 / (1 - e^-B) of that of an estimate
-from all data: 1.16 for two twins, and 1 with `cover=True`. `Bootstrap.scale` is the factor on sigma that each kind
-needs. In return each twin sees at most 1 / B of the data, and shares the bias of so few.
+With `kind="split"` the twins divide the data instead, so that an epoch of all twins reads each sample once. What sigma
+means then changes. With bootstrap samples, sigma^2 is the variance of an estimate from all n data; the mean of B twins
+has 1 + 1 / B times that variance. With a split, twins learn from independent parts of the data, and the variance of
+their mean is sigma^2 / B ("random groups" in survey statistics). That mean is an estimate from the seen samples, a
+share 1 - e^-B of the data, so its variance is 1 / (1 - e^-B) times that of an estimate from all data: 1.16 for two
+twins, and 1 with `cover=True`. `Bootstrap.scale` is the factor on sigma for each kind. The price of a split: each twin
+sees at most 1 / B of the data, and has the bias of so small a sample.
 """
 
 from __future__ import annotations
@@ -29,29 +29,33 @@ from .._core.checks import require_one_of, require_whole, shown
 
 Kind = Literal["multinomial", "poisson", "bayesian", "split"]
 KINDS = get_args(Kind)
-UNSEEN = math.exp(-2)  # the share of many samples that neither of two twins sees, (1 - 1/n)^(2n)
+UNSEEN = math.exp(-2)  # the share of unseen samples for two twins and large n: the limit of (1 - 1/n)^(2n)
 
 
 class Bootstrap:
-    """Samples of n data, one per replica: bootstrap samples, independent of each other, or parts of a split.
+    """One resample of the data per twin: independent bootstrap samples, or the parts of a split.
 
     Args:
-        n: how many data there are.
-        replicas: how many twins.
-        seed: the same seed gives the same samples.
-        kind: `"multinomial"`: n draws with replacement, as in the paper. `"poisson"`: each count is Poisson(1) on its
-            own, so data that arrive later do not change the counts of the earlier ones. `"bayesian"`: real-valued
-            weights, uniform on the simplex (Rubin); every twin sees every sample, so none is `unseen`. `"split"`: each
-            sample goes to one twin alone, once; as many are left `unseen` as a bootstrap leaves on average.
-        strata: a label per sample; each stratum is resampled within itself, so class shares are kept exactly
-            (not for `"poisson"`, whose counts are independent of each other, nor for `"split"`, where what does not
-            divide evenly would set the twins apart).
-        clusters: a label per sample; whole clusters are drawn, so what belongs together is seen or unseen together.
-            Within strata, if both are given.
-        block: for series: runs of so many consecutive samples are drawn, round the end (circular block bootstrap).
-        cover: give each sample, or cluster, that no twin drew to one of them, at random, so that none of the data is
-            wasted once nothing is left to be chosen by `unseen`, which is then empty. Of two twins' sigma^2 this makes
-            1 / (1 + e^-2 / 2), 0.94 of it: that of as many more draws. A split leaves none, then.
+        n: the number of samples in the dataset.
+        replicas: the number of twins.
+        seed: the same seed gives the same resamples.
+        kind: `"multinomial"`: n draws with replacement, as in the paper. `"poisson"`: independent Poisson(1) counts, so
+            that later data do not change the counts of earlier ones. `"bayesian"`: real-valued weights, uniform on the
+            simplex (Rubin); each twin sees each sample, so none is `unseen`. `"split"`: each sample goes to one twin,
+            once; as many are left `unseen` as a bootstrap leaves on average.
+        strata: one label per sample. Each stratum is resampled on its own, so class shares stay the same. Not for
+            `"poisson"`, whose counts are independent, nor for `"split"`, where uneven strata would make the twins
+            differ.
+        clusters: one label per sample. Whole clusters are drawn, so their samples are seen or unseen together. With
+            strata, clusters are drawn within strata.
+        block: for time series: draw runs of this many consecutive samples, wrapping around the end (circular block
+            bootstrap).
+        cover: give each unseen sample, or cluster, to a random twin. No data are wasted, but there is no hold-out set:
+            `unseen` is empty. For two bootstrap samples this multiplies sigma^2 by 1 / (1 + e^-2 / 2) = 0.94, as
+            that many more draws would.
+
+    Attributes:
+        counts: [replicas, n], how often each twin sees each sample.
 
     >>> bootstrap = Bootstrap(1000)
     >>> bootstrap.counts.sum(1)
@@ -81,21 +85,21 @@ class Bootstrap:
         stratum = _codes("strata", strata, self.n)
         cluster = _codes("clusters", clusters, self.n)
         if strata is not None and kind == "poisson":
-            raise ValueError('kind="poisson" draws each count on its own, which cannot keep the shares of strata.')
+            raise ValueError('kind="poisson" draws each count on its own, so it cannot keep the shares of strata.')
         if block is not None:
             _check_block(block, self.n, strata, clusters)
         counts = _room(replicas, self.n, kind)
         self.counts = torch.from_numpy(counts)
         if kind == "split":
             if block is not None:
-                raise ValueError('kind="split" has no blocks: give clusters, a label for each run of samples.')
+                raise ValueError('kind="split" has no blocks: give clusters, one label per run of samples.')
             if strata is not None:
-                raise ValueError('kind="split" has no strata: what of them does not divide would set the twins apart.')
+                raise ValueError('kind="split" has no strata: uneven strata would make the twins differ.')
             counts[:] = _split(self.seed, replicas, cluster, self.n, self.cover)
             self._require_samples()
             return
         if cover and (block is not None or strata is not None):
-            raise ValueError("cover cannot be combined with block or strata: what is given away would not keep them.")
+            raise ValueError("cover cannot be combined with block or strata: it adds single samples.")
         for r in range(replicas):
             rng = np.random.default_rng(seeds.derive(self.seed, "bootstrap", r))
             if block is not None:
@@ -113,29 +117,27 @@ class Bootstrap:
 
     def _require_samples(self) -> None:
         if bool((self.counts.sum(1) == 0).any()):
-            raise ValueError("a twin got no sample at all: there is too little data for this kind of resampling.")
+            raise ValueError("a twin got no sample at all: give more data, or another kind of resampling.")
 
     @property
     def scale(self) -> float:
-        """The factor on sigma, the spread of the twins, that makes it a standard deviation of an estimate.
+        """The factor that makes sigma, the spread of the twins, the standard deviation of an estimate.
 
-        1 for bootstrap samples: sigma is what the data leave to an estimate from all of them. 1 / sqrt(replicas) for a
-        split: that is the standard deviation of the mean of the twins, an estimate from the seen samples alone. An
-        estimate from all data would have a smaller one, 0.93 of it with two twins; with `cover=True` both are the same.
-        For `Twins.estimate(scale=...)`; noise in training and resets are of the twins' own sigma.
+        1 for bootstrap samples: sigma is that of an estimate from all data. 1 / sqrt(replicas) for a split: that of the
+        mean of the twins, an estimate from the seen samples. An estimate from all data would have a smaller one: 0.93
+        times it for two twins, the same with `cover=True`. Pass it to `Twins.estimate(scale=...)`; training noise and
+        resets use the twins' own sigma.
         """
         return 1 / math.sqrt(self.replicas) if self.kind == "split" else 1.0
 
     def indices(self, replica: int) -> Tensor:
-        """The bootstrap sample of a twin: indices in ascending order, as often as they were drawn."""
+        """The sample of a twin: ascending indices, each as often as it was drawn."""
         if self.kind == "bayesian":
-            raise ValueError(
-                'a bayesian bootstrap has weights, not draws: use counts (resample="counts" in PairedLoader).'
-            )
+            raise ValueError('a bayesian bootstrap has weights, not draws: use PairedLoader(..., resample="counts").')
         return torch.repeat_interleave(self._of(replica))
 
     def out_of_bag(self, replica: int) -> Tensor:
-        """The samples that this twin does not see. After a reset they are no longer unknown to it: see `unseen`."""
+        """The samples that this twin does not see. After a reset its weights may depend on them: see `unseen`."""
         return (self._of(replica) == 0).nonzero().squeeze(1)
 
     def _of(self, replica: int) -> Tensor:
@@ -149,12 +151,12 @@ class Bootstrap:
 
     @property
     def seen(self) -> Tensor:
-        """The samples that some twin sees: all that anything may be fitted to."""
+        """The samples that some twin sees: the training data."""
         return (self.counts > 0).any(0).nonzero().squeeze(1)
 
     @property
     def unseen(self) -> Tensor:
-        """The samples that no twin ever sees: the only honest ones to validate on, since resets mix what twins know."""
+        """The samples that no twin sees. Only these are valid hold-out data, because resets mix the twins' weights."""
         return (self.counts == 0).all(0).nonzero().squeeze(1)
 
     def __repr__(self) -> str:
@@ -163,12 +165,12 @@ class Bootstrap:
 
 
 def _room(replicas: int, n: int, kind: str) -> NDArray[Any]:
-    """For the counts, before anything is drawn: of too many samples or twins drawing would not come to an end."""
+    """Memory for the counts, reserved before drawing: too many samples or twins would take forever to draw."""
     try:
         return np.empty((replicas, n), np.float64 if kind == "bayesian" else np.int64)
     except (MemoryError, OverflowError, ValueError):
         raise ValueError(
-            f"the counts of {shown(replicas)} twins for {shown(n)} samples do not fit into memory: give fewer of them."
+            f"the counts of {shown(replicas)} twins for {shown(n)} samples do not fit into memory: give fewer."
         ) from None
 
 
@@ -181,7 +183,7 @@ def _draw(rng: np.random.Generator, kind: str, stratum: NDArray[np.int64]) -> ND
     if kind == "bayesian":
         weight = rng.standard_exponential(units)
         return np.asarray(weight * (size / np.bincount(stratum, weight))[stratum])
-    # As many draws as the stratum has units, each of them one of the stratum's units: a draw for each unit's place.
+    # Each stratum gets as many draws as it has units: one for each place of its units in `order`.
     order = np.argsort(stratum, kind="stable")
     start = np.cumsum(size) - size
     place = start[stratum] + rng.integers(0, size[stratum])
@@ -189,13 +191,13 @@ def _draw(rng: np.random.Generator, kind: str, stratum: NDArray[np.int64]) -> ND
 
 
 def _split(seed: int, replicas: int, cluster: NDArray[np.int64] | None, n: int, cover: bool) -> NDArray[np.int64]:
-    """Deal the units, samples or clusters, to the twins in turn, in random order and from a random twin on, after those
-    that none of them gets: as many as a bootstrap leaves on average, unless a twin would go without."""
+    """Leave out as many units (samples or clusters) as a bootstrap does on average, but keep one for each twin. Deal
+    the others to the twins in turn, in random order, starting with a random twin."""
     rng = np.random.default_rng(seeds.derive(seed, "split"))
     units = n if cluster is None else len(_strata_of_clusters(None, cluster))
     first = int(rng.integers(replicas))
     order = rng.permutation(units)
-    # Chance decides about the fraction of a unit.
+    # The fraction of a unit is rounded up or down at random.
     left = 0 if cover else max(0, min(int(units * math.exp(-replicas) + rng.random()), units - replicas))
     dealt = order[left:]
     counts = np.zeros((replicas, units), np.int64)
@@ -213,7 +215,7 @@ def _draw_blocks(rng: np.random.Generator, kind: str, n: int, block: int) -> NDA
         starts = rng.standard_gamma(1 / block, n)
         starts = starts * (n / block / starts.sum())
     else:
-        # n draws in all: whole blocks, and one that is cut short where n is no multiple of their length.
+        # n draws in all: whole blocks, and a shorter one if n is not a multiple of their length.
         starts = np.bincount(rng.integers(0, n, n // block), minlength=n)
     covered = _cover(starts, block)
     if kind == "multinomial" and n % block:
@@ -222,7 +224,7 @@ def _draw_blocks(rng: np.random.Generator, kind: str, n: int, block: int) -> NDA
 
 
 def _cover(starts: NDArray[Any], length: int) -> NDArray[Any]:
-    """For each sample, how many of the runs of that length that begin at `starts`, round the end, contain it."""
+    """For each sample, how many runs contain it, with `starts[i]` circular runs of that length starting at i."""
     wrapped = np.concatenate([starts[len(starts) - length + 1 :], starts])
     before = np.concatenate([np.zeros(1, wrapped.dtype), np.cumsum(wrapped)])
     return np.asarray(before[length:] - before[:-length])
@@ -233,9 +235,9 @@ def _strata_of_clusters(stratum: NDArray[np.int64] | None, cluster: NDArray[np.i
     if stratum is not None:
         found[cluster] = stratum
         if (found[cluster] != stratum).any():
-            raise ValueError("a cluster has samples in more than one stratum: a cluster must lie in one.")
+            raise ValueError("a cluster has samples in more than one stratum: each cluster must lie in one.")
     if len(found) < 2:
-        raise ValueError("clusters are all the same: there must be at least two to draw from.")
+        raise ValueError("all samples are in one cluster: there must be at least two clusters.")
     return found
 
 
@@ -245,21 +247,21 @@ def _codes(argument: str, values: Any, n: int) -> NDArray[np.int64] | None:
     try:
         if isinstance(values, Tensor):
             array = values.detach().cpu().numpy()
-        else:  # a list as it is: numpy would make strings of the numbers, and the NaN, in a list that has strings, too
+        else:  # as objects: from a list with strings, numpy would turn the numbers and NaN into strings, too
             array = np.asarray(values, None if hasattr(values, "dtype") else object)
         shape = array.shape
         if shape == (n,) and not np.ma.is_masked(values) and not (array != array).any():
             return np.asarray(np.unique(array, return_inverse=True)[1], np.int64)
-    except (TypeError, ValueError, RuntimeError):  # what cannot be an array, or be sorted
+    except (TypeError, ValueError, RuntimeError):  # not an array, or not sortable
         shape = (n,)
     if shape != (n,):
-        raise ValueError(f"{argument} must hold one label per sample, {n} in all, not an array of shape {shape}.")
+        raise ValueError(f"{argument} must have one label per sample, {n} in all, not an array of shape {shape}.")
     raise ValueError(f"{argument} must be labels that can be sorted, such as numbers or strings, with none missing.")
 
 
 def _check_block(block: int, n: int, strata: object, clusters: object) -> None:
     if strata is not None or clusters is not None:
-        raise ValueError("block cannot be combined with strata or clusters: a series has one order.")
+        raise ValueError("block cannot be combined with strata or clusters.")
     if isinstance(block, bool) or not isinstance(block, int) or not 1 <= block < n:
         raise ValueError(f"block must be a whole number from 1 to less than the {n} samples, not {shown(block)}.")
 
@@ -272,7 +274,5 @@ def _checked_size(n: SupportsIndex) -> int:
     if size == 0:
         raise ValueError("the dataset is empty: there is nothing to draw from.")
     if size < 2:
-        raise ValueError(
-            f"n is {shown(size)}, but a bootstrap needs at least 2 samples: from fewer every draw is the same."
-        )
+        raise ValueError(f"n is {shown(size)}, but a bootstrap needs at least 2 samples.")
     return size

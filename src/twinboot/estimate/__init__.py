@@ -1,1 +1,1 @@
-"""What training leaves: the mean model with sigma, its predictions, calibration, statistics and files."""
+"""The result of training: the mean model with sigma, its predictions, calibration, running statistics and files."""

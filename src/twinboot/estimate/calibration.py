@@ -1,43 +1,86 @@
-"""The temperature and the scale of the weight noise with which an estimate predicts some samples best.
+"""The temperature and the scale of weight noise with which an estimate predicts hold-out samples best.
 
-A temperature T makes a model less sure of itself where it is above 1: a probability p becomes p^(1/T), and is scaled to
-be one again. It divides logits, and multiplies the variance of a normal distribution. The scale multiplies sigma where
-weights are drawn. Both are chosen by the negative log-likelihood of samples that no twin saw, so they know nothing of
-training.
+A temperature above 1 makes a model less confident: it divides logits, so that a probability p becomes proportional to
+p^(1/T), and multiplies the variance of a normal distribution. The scale multiplies sigma when weights are drawn. Both
+minimize the negative log-likelihood (NLL) of samples that no twin saw.
 
-Where all of a few samples are predicted right, their likelihood only grows as the temperature falls. So one imaginary
-sample is counted with them. Of classes: its log-probabilities are the means of theirs, and its label is divided evenly
-among all classes (as in Laplace's rule of succession, which has one sample for each class). Of values: it is as far off
-as the model says before it is calibrated. Among many samples it hardly counts.
+If a few samples are all predicted correctly, their likelihood grows without end as the temperature falls. So one
+pseudo-sample is added; among many samples it hardly counts. For classes, its log-probabilities are the means of the
+others', and its label is spread evenly over the classes (as in Laplace's rule of succession, which adds a sample of
+each class). For values, its squared error is the variance that the model predicts before calibration.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .._core.checks import loader_of, require_tensor, shown
+from .._core.batches import loader_of
+from .._core.checks import require_tensor, shown
 from .prediction import Task, checked_labels, like
 
-SCALES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # the last for twins that part slowly: `pool_gradients`
+SCALES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # 3 and 4 for small sigmas, as with `pool_gradients`
 GOLDEN = (math.sqrt(5) - 1) / 2
-IMPOSSIBLE = -50.0  # log-probability of what a model rules out, such as classes that it masks: as bad as can be
+IMPOSSIBLE = -50.0  # lowest log-probability in the pseudo-sample: a class that the model masks has one of -inf
 
 
-class Truth(Protocol):
-    """What a model's outputs, [draws, samples, ...], are judged by: the mean negative log-likelihood of it at a
-    temperature, and the same with the imaginary sample. Temperatures go from 1 / hottest to hottest."""
+class Target:
+    """What a model's outputs [draws, samples, ...] are compared with."""
 
-    hottest: float
+    hottest: float  # temperatures from 1 / hottest to hottest are searched
 
-    def nll(self, outputs: Tensor, temperature: float) -> float: ...
+    def losses(self, outputs: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """The NLL of each sample, and terms whose mean over the samples is the NLL of the pseudo-sample."""
+        raise NotImplementedError
 
-    def cautious(self, outputs: Tensor, temperature: float) -> float: ...
+    def nll(self, outputs: Tensor, temperature: float) -> float:
+        return self.losses(outputs, temperature)[0].mean().item()
+
+    def smoothed_nll(self, outputs: Tensor, temperature: float) -> float:
+        """The NLL with the pseudo-sample."""
+        own, pseudo = self.losses(outputs, temperature)
+        return ((own.sum(0) + pseudo.mean(0)) / (len(own) + 1)).mean().item()
+
+
+class Labels(Target):
+    """Labels, for logits, whose probabilities are averaged over the draws."""
+
+    hottest = 20.0
+
+    def __init__(self, labels: Tensor) -> None:
+        self.labels = labels[:, None]
+
+    def losses(self, outputs: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        log_probs = (outputs / temperature).log_softmax(2).logsumexp(0) - math.log(len(outputs))
+        pseudo = log_probs.clamp_min(IMPOSSIBLE).mean(1, keepdim=True)
+        return -_precise(log_probs.gather(1, self.labels)), -_precise(pseudo)
+
+
+class Values(Target):
+    """Values, for means and log-variances as of `task="gaussian"`. All draws together make one normal distribution, as
+    in `Prediction.nll`. The pseudo-sample is the same for all scales: else the most confident one would win."""
+
+    hottest = 20.0**2  # of a variance, so 20 of a standard deviation
+
+    def __init__(self, values: Tensor, before: Tensor) -> None:
+        self.values = _precise(values)
+        self.expected = self._moments(before, 1.0)[1]
+
+    def losses(self, outputs: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        squares, variance = self._moments(outputs, temperature)
+        constant = variance.log() + math.log(2 * math.pi)
+        return 0.5 * (squares / variance + constant), 0.5 * (self.expected / variance + constant)
+
+    def _moments(self, outputs: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        """Squared residuals, and the variance."""
+        means, log_variances = _precise(outputs).chunk(2, -1)
+        spread = means.var(0) if len(means) > 1 else torch.zeros_like(means[0])
+        return (self.values - means.mean(0)).square(), spread + temperature * log_variances.exp().mean(0)
 
 
 def read(
@@ -49,7 +92,7 @@ def read(
             "calibrate needs a likelihood, and this estimate predicts values without their noise: train with the "
             'loss "gaussian", or give the noise to interval().'
         )
-    scalar = getattr(dataset, "ndim", 1) == 0  # which has both methods, and can do neither
+    scalar = getattr(dataset, "ndim", 1) == 0  # has both methods, which fail
     if scalar or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")):
         raise TypeError(f"dataset must be a torch dataset of inputs and targets, not {shown(dataset)}.")
     batches = list(loader_of(dataset, batch_size=batch_size, **{"generator": torch.Generator(), **options}))
@@ -61,97 +104,45 @@ def read(
         require_tensor("the targets of the dataset", batch[-1])
     targets = torch.cat([batch[-1] for batch in batches])
     if task == "classification" and (targets.ndim != 1 or targets.is_floating_point()):
-        raise TypeError('calibrate needs one integer label for each sample; of values it needs task="gaussian".')
+        raise TypeError('calibrate needs one integer label for each sample; for values, give task="gaussian".')
     if not targets.isfinite().all():
         raise ValueError("some targets are not finite: look for bad samples.")
     return [tuple(batch[:-1]) for batch in batches], targets
 
 
-def truth(task: Task, targets: Tensor, outputs: Tensor) -> Truth:
-    """The targets, checked against what a model gives for them before it is calibrated."""
+def target_of(task: Task, targets: Tensor, outputs: Tensor) -> Target:
+    """The targets, checked against the model's outputs before calibration."""
     if task == "classification":
         return Labels(checked_labels(targets, outputs[0]))
     return Values(like(targets, _precise(outputs[0]).chunk(2, -1)[0]), outputs)
 
 
-def best(outputs: Callable[[float], Tensor], truth: Truth) -> tuple[float, float, float]:
-    """Temperature, scale, and the loss with both. `outputs` gives those of the draws for a scale."""
-    found = []
+def minimize(outputs: Callable[[float], Tensor], target: Target) -> tuple[float, float, float]:
+    """The best temperature and scale, and the NLL with both. `outputs(scale)` are those of the draws."""
+    results = []
     for scale in SCALES:
         drawn = outputs(scale)
-        hot = temperature(drawn, truth)
-        found.append((truth.cautious(drawn, hot), scale, hot, truth.nll(drawn, hot)))
-    _, scale, hot, loss = min(found)
-    return hot, scale, loss
+        chosen = temperature(drawn, target)
+        results.append((target.smoothed_nll(drawn, chosen), scale, chosen, target.nll(drawn, chosen)))
+    _, scale, chosen, loss = min(results)
+    return chosen, scale, loss
 
 
-def temperature(outputs: Tensor, truth: Truth) -> float:
-    """That with the lowest `cautious` loss: over a wide grid, then by golden section between its neighbours."""
-    end = math.log(truth.hottest)
+def temperature(outputs: Tensor, target: Target) -> float:
+    """The temperature with the lowest smoothed NLL: by a wide grid, then golden section around its lowest point."""
+    end = math.log(target.hottest)
     grid = torch.linspace(-end, end, 25).tolist()
-    losses = [truth.cautious(outputs, math.exp(t)) for t in grid]
+    losses = [target.smoothed_nll(outputs, math.exp(t)) for t in grid]
     lowest = losses.index(min(losses))
     low, high = grid[max(lowest - 1, 0)], grid[min(lowest + 1, len(grid) - 1)]
     for _ in range(20):  # to 10^-5 of the logarithm
         step = GOLDEN * (high - low)
-        if truth.cautious(outputs, math.exp(high - step)) < truth.cautious(outputs, math.exp(low + step)):
+        if target.smoothed_nll(outputs, math.exp(high - step)) < target.smoothed_nll(outputs, math.exp(low + step)):
             high = low + step
         else:
             low = high - step
     return math.exp((low + high) / 2)
 
 
-class Labels:
-    """Of classes: outputs are logits, whose probabilities are averaged over the draws."""
-
-    hottest = 20.0
-
-    def __init__(self, labels: Tensor) -> None:
-        self.labels = labels[:, None]
-
-    def nll(self, outputs: Tensor, temperature: float) -> float:
-        return -_precise(self._logs(outputs, temperature).gather(1, self.labels)).mean().item()
-
-    def cautious(self, outputs: Tensor, temperature: float) -> float:
-        logs = self._logs(outputs, temperature)
-        own, imaginary = _precise(logs.gather(1, self.labels)), _precise(logs.clamp_min(IMPOSSIBLE).mean(1))
-        return -((own.sum() + imaginary.mean()) / (len(own) + 1)).item()
-
-    def _logs(self, outputs: Tensor, temperature: float) -> Tensor:
-        """Logarithms of probabilities: [samples, classes]."""
-        return (outputs / temperature).log_softmax(2).logsumexp(0) - math.log(len(outputs))
-
-
-class Values:
-    """Of values: outputs are means and log-variances, as of `task="gaussian"`. All draws together are taken for one
-    normal distribution, as `Prediction.nll` does. Those of before are the same for each scale: else that would seem
-    best with which the model is surest of itself."""
-
-    hottest = 20.0**2  # of a variance: as far for the standard deviation as for logits
-
-    def __init__(self, values: Tensor, before: Tensor) -> None:
-        self.values = _precise(values)
-        self.expected = self._moments(before, 1.0)[1]
-
-    def nll(self, outputs: Tensor, temperature: float) -> float:
-        return _normal(*self._moments(outputs, temperature)).mean().item()
-
-    def cautious(self, outputs: Tensor, temperature: float) -> float:
-        squares, variance = self._moments(outputs, temperature)
-        own, imaginary = _normal(squares, variance), _normal(self.expected, variance)
-        return ((own.sum(0) + imaginary.mean(0)) / (len(own) + 1)).mean().item()
-
-    def _moments(self, outputs: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Squared residuals, and the variance."""
-        means, logarithms = _precise(outputs).chunk(2, -1)
-        spread = means.var(0) if len(means) > 1 else torch.zeros_like(means[0])
-        return (self.values - means.mean(0)).square(), spread + temperature * logarithms.exp().mean(0)
-
-
-def _normal(squares: Tensor, variance: Tensor) -> Tensor:
-    """Negative log-likelihood of what is so far, squared, from the mean of a normal distribution."""
-    return 0.5 * (squares / variance + variance.log() + math.log(2 * math.pi))
-
-
 def _precise(values: Tensor) -> Tensor:
-    return values.cpu().double()  # some devices have no float64
+    return values.cpu().double()  # on the CPU, as some devices have no float64

@@ -1,8 +1,8 @@
 """One estimate in one safetensors file: no pickle, written whole or not at all.
 
-The header names the format and its version and holds the group map; the tensors are `module.<key>` for each entry of
-the mean model's state dict, `sigma`, and `labels.<parameter>` where a parameter's entries are split among sigmas. A
-digest of the header and all tensors is in the header, too: a damaged file is refused, and never taken for another one.
+The header has the format, its version, the groups and a digest of header and tensors: a damaged file is refused. The
+tensors are `module.<key>` for each entry of the mean model's state dict, `sigma`, and `labels.<parameter>` where the
+entries of a parameter have several sigmas.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
@@ -23,11 +22,12 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from .._core.atomic import replacing, sync
-from .._core.checks import one_of, require_number
+from .._core.checks import one_line, one_of, require_number
 from .prediction import TASKS
 
 FORMAT = "twinboot.estimate"
 VERSION = 2
+SETTINGS = ("temperature", "scale", "dropout", "task")  # how an estimate predicts; early files lack the last two
 
 
 def write(
@@ -36,82 +36,77 @@ def write(
     description: Mapping[str, Any],
     labels: Mapping[str, Tensor],
     sigma: Tensor,
-    calibration: Mapping[str, Any],
+    settings: Mapping[str, Any],
 ) -> None:
-    """Write a module's state dict and what belongs to it; a kill at any moment leaves the old file or the new one."""
+    """Write a module's state dict and what belongs to it. A kill at any moment leaves the old file or the new one."""
     path = Path(path)
     if not path.name or "\0" in path.name:
-        raise ValueError(
-            f"an estimate needs the name of a file, such as 'estimate.safetensors', not {os.fspath(path)!r}."
-        )
+        raise ValueError(f"path must name a file, such as 'estimate.safetensors', not {os.fspath(path)!r}.")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {os.fspath(path.parent)!r} to save the estimate in.")
-    _require_valid(description, labels, sigma, calibration)
+    _require_valid(description, labels, sigma, settings)
     aliases = _aliases(state)
-    kept = {f"module.{k}": v.detach().cpu().contiguous().clone() for k, v in state.items() if k not in aliases}
-    kept["sigma"] = sigma.cpu().clone()
-    kept.update({f"labels.{name}": t.cpu().clone() for name, t in labels.items()})
+    tensors = {f"module.{k}": v.detach().cpu().contiguous().clone() for k, v in state.items() if k not in aliases}
+    tensors["sigma"] = sigma.cpu().clone()
+    tensors |= {f"labels.{name}": t.cpu().clone() for name, t in labels.items()}
     header = {
         "format": FORMAT,
         "version": str(VERSION),
         "partition": json.dumps(dict(description)),
         "aliases": json.dumps(aliases),
-        "calibration": json.dumps(dict(calibration)),
+        "calibration": json.dumps(dict(settings)),
     }
     try:
         with replacing(path) as partial:
-            # Not save_file, whose own temporary file a kill would leave behind.
-            partial.write_bytes(to_bytes(kept, metadata={**header, "digest": _digest(header, kept)}))
+            # Not save_file: if killed, it leaves a temporary file of its own.
+            partial.write_bytes(to_bytes(tensors, metadata={**header, "digest": _digest(header, tensors)}))
             sync(partial)
     except (OSError, SafetensorError) as error:
-        raise OSError(f"can't write {os.fspath(path)!r}: {_reason(error)}; what was there is as it was.") from None
+        raise OSError(f"can't write {os.fspath(path)!r}: {_reason(error)}; an old file is unchanged.") from None
 
 
 def read(
     path: str | os.PathLike[str],
 ) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Tensor], Tensor, dict[str, Any]]:
-    """The state dict, the description of the groups, the labels, sigma and the calibration that `write` stored."""
+    """What `write` stored: the state dict, the groups with their labels, sigma and the settings."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no estimate at {os.fspath(path)!r}.")
     try:
-        with open(path, "rb") as probe:  # safetensors says of a file that may not be read that there is none
+        with open(path, "rb") as probe:  # safetensors reports an unreadable file as missing
             probe.read(1)
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             if header.get("format") != FORMAT:
-                raise ValueError(f"{os.fspath(path)!r} is a safetensors file, but holds no twinboot estimate.")
+                raise ValueError(f"{os.fspath(path)!r} is a safetensors file, but has no twinboot estimate.")
             if (version := header.get("version")) != str(VERSION):
                 raise ValueError(f"{os.fspath(path)!r} has format version {version}; this twinboot reads {VERSION}.")
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - safe_open is no mapping
     except OSError as error:
         raise OSError(f"can't read {os.fspath(path)!r}: {_reason(error)}.") from None
     except SafetensorError as error:
-        raise _damaged(path, f"no safetensors file: {error}") from None
+        raise _damaged(path, f"no safetensors file: {one_line(error)}") from None
     if header.pop("digest", None) != _digest(header, tensors):
-        raise _damaged(path, "its digest is that of other content")
-    try:  # with a right digest, but perhaps made by somebody else
-        aliases, partition = json.loads(header["aliases"]), json.loads(header["partition"])
-        calibration = json.loads(header["calibration"])
+        raise _damaged(path, "its digest does not match its content")
+    try:  # a matching digest does not mean that twinboot wrote the file
+        aliases, partition, settings = (json.loads(header[key]) for key in ("aliases", "partition", "calibration"))
         sigma = tensors["sigma"]
-        state = {key.removeprefix("module."): t for key, t in tensors.items() if key.startswith("module.")}
-        state.update({alias: state[key] for alias, key in aliases.items()})
-        labels = {key.removeprefix("labels."): t for key, t in tensors.items() if key.startswith("labels.")}
-        _require_valid(partition, labels, sigma, calibration)
+        state, labels = (
+            {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
+            for prefix in ("module.", "labels.")
+        )
+        state |= {alias: state[key] for alias, key in aliases.items()}
+        _require_valid(partition, labels, sigma, settings)
     except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-        raise _damaged(path, str(error).rstrip(".")) from None
-    return state, partition, labels, sigma, calibration
+        raise _damaged(path, one_line(error)) from None
+    return state, partition, labels, sigma, settings
 
 
 def _damaged(path: str | os.PathLike[str], why: str) -> ValueError:
-    return ValueError(f"{os.fspath(path)!r} is damaged ({' '.join(why.split())}): save the estimate again.")
+    return ValueError(f"{os.fspath(path)!r} is damaged ({why}): save the estimate again.")
 
 
 def _reason(error: Exception) -> str:
-    """What the system said. Of the library that writes it is at the end of a sentence: "... (os error 28)"."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    number = re.search(r"\(os error (\d+)\)", str(error))
-    return os.strerror(int(number[1])) if number else " ".join(str(error).split()).rstrip(".")
+    return getattr(error, "strerror", None) or one_line(error)
 
 
 def _digest(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
@@ -123,59 +118,52 @@ def _digest(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
 
 
 def _require_valid(
-    description: Mapping[str, Any], labels: Mapping[str, Tensor], sigma: Tensor, calibration: Mapping[str, Any]
+    description: Mapping[str, Any], labels: Mapping[str, Tensor], sigma: Tensor, settings: Mapping[str, Any]
 ) -> None:
-    """Refuse what no training leaves: it would predict nonsense, or fail much later."""
+    """Refuse values that no training gives: they would predict nonsense, or fail much later."""
     if not sigma.is_floating_point() or not bool((sigma >= 0).all()) or not bool(sigma.isfinite().all()):
-        raise ValueError("sigma has values that are not finite or below 0: there is nothing to predict with.")
+        raise ValueError("sigma must be finite and at least 0.")
     groups, parameters, owners = (description[key] for key in ("groups", "parameters", "owners"))
     if sigma.shape != (sum(math.prod(shape) for shape in groups.values()),) or len(owners) != len(parameters):
-        raise ValueError("sigma and the groups do not fit together.")
+        raise ValueError("sigma does not have one value for each group.")
     for (name, shape), owner in zip(parameters.items(), owners, strict=True):
         own = labels[name] if owner is None else torch.tensor(int(owner))
         inside = not own.is_floating_point() and own.numel() and 0 <= int(own.min()) <= int(own.max()) < len(sigma)
         if not inside or own.broadcast_to(shape).shape != torch.Size(shape):
-            raise ValueError(f"the groups of parameter {name!r} are not among those of sigma.")
-    require_number("temperature", calibration["temperature"], positive=True)
-    require_number("scale", calibration["scale"])
-    if calibration.get("task") not in (None, *TASKS) or not isinstance(calibration.get("dropout", False), bool):
+            raise ValueError(f"the groups of parameter {name!r} do not fit sigma.")
+    require_number("temperature", settings["temperature"], positive=True)
+    require_number("scale", settings["scale"])
+    if settings.get("task") not in (None, *TASKS) or not isinstance(settings.get("dropout", False), bool):
         raise ValueError(f"the task must be {one_of(TASKS)} or None, and dropout True or False.")
 
 
-def fit(state: Mapping[str, Tensor], module: torch.nn.Module, path: str | os.PathLike[str]) -> None:
+def load_state(module: torch.nn.Module, state: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:
     """Load a state dict into a module, or say in one sentence what does not fit."""
-    here = module.state_dict()
-    if lazy := [name for name, t in here.items() if is_lazy(t)]:
+    own = module.state_dict()
+    if lazy := [name for name, t in own.items() if is_lazy(t)]:
         raise ValueError(f"parameter {lazy[0]!r} has no shape yet: run one batch through the lazy model first.")
-    for key in [*here, *state]:
-        saved, wanted = state.get(key), here.get(key)
-        if saved is None or wanted is None or saved.shape != wanted.shape:
-            raise ValueError(
-                f"{os.fspath(path)!r} is of another model: {key!r} is {_shape(saved)} in the file and "
-                f"{_shape(wanted)} in the model given."
-            )
-    tied_here, tied_then = _aliases(here), _aliases(state)
-    for key in {**tied_here, **tied_then}:
-        if tied_here.get(key) != tied_then.get(key):
-            where = (
-                "in the file, but not in the model given" if key in tied_then else "in the model, but not in the file"
-            )
-            raise ValueError(f"{os.fspath(path)!r} is of another model: {key!r} is tied to another weight {where}.")
+    other = f"{os.fspath(path)!r} is of another model"
+    for key in [*own, *state]:
+        saved, here = (
+            f"of shape {tuple(tensors[key].shape)}" if key in tensors else "missing" for tensors in (state, own)
+        )
+        if saved != here:
+            raise ValueError(f"{other}: {key!r} is {saved} in the file and {here} in the model given.")
+    saved_ties, own_ties = _aliases(state), _aliases(own)
+    for key in {**own_ties, **saved_ties}:
+        if own_ties.get(key) != saved_ties.get(key):
+            where = "in the file, but not in the model" if key in saved_ties else "in the model, but not in the file"
+            raise ValueError(f"{other}: {key!r} is tied to another weight {where}.")
     module.load_state_dict(dict(state))
 
 
-def _shape(t: Tensor | None) -> str:
-    return "missing" if t is None else f"of shape {tuple(t.shape)}"
-
-
 def _aliases(state: Mapping[str, Any]) -> dict[str, str]:
-    """Tied weights: each further name -> the first name of the same tensor."""
+    """Tied weights: each later name -> the first name of the same tensor."""
     first: dict[tuple[Any, ...], str] = {}
     aliases = {}
     for key, value in state.items():
         if not isinstance(value, Tensor):
-            kind = type(value).__name__
-            raise TypeError(f"the model's state holds {key!r} of type {kind}; only tensors can be saved.")
+            raise TypeError(f"only tensors can be saved, but {key!r} of the state dict is a {type(value).__name__}.")
         place = (value.data_ptr(), value.shape, value.stride(), value.dtype)
         if value.numel() and first.setdefault(place, key) != key:
             aliases[key] = first[place]

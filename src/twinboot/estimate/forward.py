@@ -1,10 +1,15 @@
-"""How a model is called to predict: on inputs of each form, in parts, in evaluation mode, with other weights."""
+"""How a model is run to predict: on inputs of any form, in batches, in evaluation mode, with drawn weights and dropout.
+
+Dropout means PyTorch's own layers: all kinds of `nn.Dropout`, and the dropout inside attention and recurrent layers. A
+call of `torch.nn.functional.dropout` in a model's forward cannot be switched on apart from the rest of training mode.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,16 +18,19 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.data import DataLoader
 
-from .._core.checks import require_tensor
-from .._core.copies import arguments
+from .._core.checks import require_tensor, shown
+from .._core.copies import arguments, replicate
 from .._core.devices import copied
+from .._core.randomness import own_randomness
 from .prediction import Task
 
+Chunks = list[Callable[[], Any]]
 
-def called(module: nn.Module, task: Task, temperature: float, weights: dict[str, Tensor], x: Any) -> Tensor:
-    """The module's output for x with some of its weights replaced."""
+
+def run_model(module: nn.Module, task: Task, temperature: float, weights: dict[str, Tensor], x: Any) -> Tensor:
+    """The module's output for x, with some of its weights replaced, at a temperature."""
     output = functional_call(module, weights, *arguments(x))
-    output = getattr(output, "logits", output)  # where models of Hugging Face give them, and values, too
+    output = getattr(output, "logits", output)  # Hugging Face models return an object with logits, or values, in it
     if not isinstance(output, Tensor):
         raise TypeError(f"predict needs a model that returns a tensor, not {type(output).__name__}.")
     if task == "classification" and (output.ndim < 2 or output.shape[1] < 2):
@@ -39,26 +47,26 @@ def called(module: nn.Module, task: Task, temperature: float, weights: dict[str,
         return output
     if task == "classification":
         return output / temperature
-    means, logarithms = (output if output.dtype == torch.float64 else output.float()).chunk(2, -1)
-    return torch.cat([means, logarithms + math.log(temperature)], -1)
+    means, log_variances = (output if output.dtype == torch.float64 else output.float()).chunk(2, -1)
+    return torch.cat([means, log_variances + math.log(temperature)], -1)
 
 
 def first_tensor(batch: Any) -> Tensor:
     while isinstance(batch, (tuple, list)):
         batch = batch[0]
     if not isinstance(batch, Tensor):
-        raise TypeError(f"batches are {type(batch).__name__}: say with inputs= which tensor of them the model takes.")
+        raise TypeError(f"a batch is a {type(batch).__name__}: give inputs=, a function that picks the model's input.")
     return batch
 
 
-def chunks_of(x: Any, size: int, device: torch.device) -> list[Callable[[], Any]]:
-    """The inputs in parts of `size`. Each part is cut and moved only when it is asked for, and is a new copy each time:
-    a model may write into its input, which belongs to the caller and is used for other draws, too."""
-    tensors = list(x.values()) if isinstance(x, Mapping) else x if isinstance(x, (tuple, list)) else [x]
+def chunks_of(x: Any, size: int, device: torch.device) -> Chunks:
+    """Functions that give the inputs in chunks of `size`. Each call copies its chunk to the device: a model may write
+    into its input, which belongs to the caller and is needed for the next draw."""
+    args, kwargs = arguments(x)
+    tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
     for t in tensors:
-        if isinstance(t, Tensor):
-            require_tensor("x", t)
-    lengths = {len(t) for t in tensors if isinstance(t, Tensor) and t.ndim}
+        require_tensor("x", t)
+    lengths = {len(t) for t in tensors if t.ndim}
     if len(lengths) != 1:
         advice = {np.ndarray: "; use torch.from_numpy(x)", DataLoader: "; call predict for each batch"}.get(type(x), "")
         raise ValueError(
@@ -66,20 +74,19 @@ def chunks_of(x: Any, size: int, device: torch.device) -> list[Callable[[], Any]
             f"found {sorted(lengths) or f'no tensor in {type(x).__name__}'}{advice}."
         )
 
-    def cut(start: int) -> Any:
-        def part(t: Any) -> Any:
-            return t[start : start + size] if isinstance(t, Tensor) and t.ndim else t
+    def chunk(start: int) -> Any:
+        def cut(value: Any) -> Any:
+            return value[start : start + size] if isinstance(value, Tensor) and value.ndim else value
 
-        if isinstance(x, Mapping):
-            return copied({key: part(t) for key, t in x.items()}, device)
-        return copied(tuple(map(part, x)) if isinstance(x, (tuple, list)) else part(x), device)
+        parts = {name: cut(v) for name, v in kwargs.items()} if isinstance(x, Mapping) else tuple(map(cut, args))
+        return copied(parts, device)
 
-    return [lambda start=start: cut(start) for start in range(0, max(lengths.pop(), 1), size)]  # type: ignore[misc]
+    return [partial(chunk, start) for start in range(0, max(lengths.pop(), 1), size)]
 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode for the time of the block; each submodule gets back the mode that it had."""
+    """Evaluation mode inside the block; each submodule gets its own mode back afterwards."""
     modes = {m: m.training for m in module.modules()}
     module.eval()
     try:
@@ -87,3 +94,36 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for m, mode in modes.items():
             m.training = mode
+
+
+@contextmanager
+def dropping(model: nn.Module, dropout: bool, device: torch.device, seed: int) -> Iterator[nn.Module]:
+    """The model itself, or, with dropout, a copy that drops. Inside the block its masks come from the seed."""
+    if not isinstance(dropout, bool):
+        raise TypeError(f"estimate.dropout must be True or False, not {shown(dropout)}: the model's layers set rates.")
+    if not dropout:
+        yield model
+        return
+    with own_randomness(device, seed, "masks"):
+        yield with_dropout(model)
+
+
+def with_dropout(model: nn.Module) -> nn.Module:
+    """A copy in evaluation mode except for its dropout, so that other callers of the model see no masks. A part that
+    stays in evaluation when the model is set to train, such as a frozen one, had no masks in training and gets none."""
+    [copy] = replicate(model)
+    copy.train()
+    in_training = [m for m in copy.modules() if m.training]
+    copy.eval()
+    if not any(_dropout_rate(m) > 0 for m in in_training):
+        raise ValueError("estimate.dropout is True, but the model has no dropout layer, such as nn.Dropout.")
+    for m in in_training:
+        # In evaluation mode an encoder layer takes a fast path that skips its dropout.
+        m.training = _dropout_rate(m) > 0 or isinstance(m, nn.TransformerEncoderLayer)
+    return copy
+
+
+def _dropout_rate(layer: nn.Module) -> float:
+    if isinstance(layer, nn.modules.dropout._DropoutNd):
+        return layer.p
+    return layer.dropout if isinstance(layer, (nn.MultiheadAttention, nn.RNNBase)) else 0.0

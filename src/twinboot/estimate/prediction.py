@@ -1,4 +1,4 @@
-"""What a model says about some inputs, and how sure it is."""
+"""The prediction for some inputs, with its uncertainty."""
 
 from __future__ import annotations
 
@@ -17,31 +17,34 @@ Task = Literal["classification", "regression", "gaussian"]
 TASKS = get_args(Task)
 
 
-@dataclass(frozen=True, repr=False, eq=False)  # == of tensors has no single answer
+@dataclass(frozen=True, repr=False, eq=False)  # tensors have no single ==
 class Prediction:
-    """The prediction for some inputs, over draws of the weights.
+    """Predictions for some inputs, with their uncertainty, as `Estimate.predict` returns them.
 
-    `mean` and `std` are over the draws, in the shape of the model's output: of class probabilities along dimension 1,
-    or of the predicted values. With `samples=0`, the mean model alone, `std` is 0. A model that predicts the spread of
-    measurements too, `task="gaussian"`, has it as `noise`, a standard deviation.
+    Attributes:
+        task: `"classification"`, `"regression"` or `"gaussian"`.
+        mean: the mean over draws of the weights: class probabilities along dimension 1, or values.
+        std: the standard deviation over the draws, in the same shape. 0 for the mean model alone (`samples=0`).
+        own_entropy: for classification, the mean entropy of the draws.
+        noise: for `"gaussian"`, the predicted standard deviation of a measurement: the root of the mean variance.
     """
 
     task: Task
     mean: Tensor
     std: Tensor
-    own_entropy: Tensor | None = None  # classification: the mean of the draws' own entropies
-    noise: Tensor | None = None  # gaussian: the root of the mean of the draws' own variances
+    own_entropy: Tensor | None = None
+    noise: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.mean)
 
     def __repr__(self) -> str:
         if self.task != "classification":
-            noise = "" if self.noise is None else f", noise {_told(self.noise)}"
+            noise = "" if self.noise is None else f", noise {_summary(self.noise)}"
             shape = tuple(self.mean.shape)
-            return f"Prediction({self.task}, {len(self)} inputs, shape {shape}, std {_told(self.std)}{noise})"
-        doubts = f"entropy {_told(self.entropy)}, mutual information {_told(self.mutual_information)}"
-        return f"Prediction(classification, {len(self)} inputs, {self.mean.shape[1]} classes, {doubts})"
+            return f"Prediction({self.task}, {len(self)} inputs, shape {shape}, std {_summary(self.std)}{noise})"
+        uncertainty = f"entropy {_summary(self.entropy)}, mutual information {_summary(self.mutual_information)}"
+        return f"Prediction(classification, {len(self)} inputs, {self.mean.shape[1]} classes, {uncertainty})"
 
     @property
     def probs(self) -> Tensor:
@@ -56,35 +59,35 @@ class Prediction:
 
     @property
     def entropy(self) -> Tensor:
-        """Entropy of `probs` in nats: all doubt about the class. It is `expected_entropy + mutual_information`."""
+        """Entropy of `probs` in nats: the total uncertainty, `expected_entropy + mutual_information`."""
         return entropy(self.probs)
 
     @property
     def expected_entropy(self) -> Tensor:
-        """The mean of the draws' own entropies: the doubt that would remain if the weights were known."""
+        """The mean entropy of the draws, in nats: the uncertainty that would remain if the weights were known."""
         self._only("expected_entropy", "classification")
         assert self.own_entropy is not None
         return self.own_entropy
 
     @property
     def mutual_information(self) -> Tensor:
-        """How much the draws disagree, in nats: the doubt that more data could remove. Never negative."""
+        """How much the draws disagree, in nats: the uncertainty that more data could remove."""
         return (self.entropy - self.expected_entropy).clamp(min=0)
 
     def interval(self, level: float = 0.95, noise: float | Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The central interval that holds the value with probability `level`, under a normal distribution.
+        """Lower and upper ends of the central interval that contains the value with probability `level`.
 
-        `std` knows only the weights' uncertainty: that is the interval of the *expected* value. Give the standard
-        deviation of the measurement `noise` to get the interval of a new measurement; by default it is the one that the
-        model predicts, or 0. A normal quantile is used because a few dozen draws have no 97.5 % quantile of their own.
+        Assumes a normal distribution, because a few dozen draws are too few for a 97.5 % quantile of their own.
+
+        Args:
+            level: the probability, such as 0.95.
+            noise: the standard deviation of a measurement: one number, or one per value. Default: the model's own
+                `noise`, or 0. With 0, the interval is for the *expected* value; with noise, for a new measurement.
         """
         self._only("interval()", "regression", "gaussian")
         variance = self._variance(noise)
         if variance.numel() and not bool(variance.any()):
-            raise ValueError(
-                "a prediction without spread has no interval: predict with samples, or give the standard deviation of "
-                "the noise."
-            )
+            raise ValueError("a prediction without spread has no interval: predict with samples, or give the noise.")
         half = half_width(level) * variance**0.5
         return self.mean - half, self.mean + half
 
@@ -108,14 +111,14 @@ class Prediction:
                     "number, or one for each value."
                 )
             noise = noise.to(self.std)
-        return self.std**2 + noise * noise  # of a large float the power is an error, and the product infinite
+        return self.std**2 + noise * noise  # not noise**2, which fails for a large float
 
     def nll(self, target: Tensor, noise: float | Tensor | None = None) -> Tensor:
-        """Negative log-likelihood of each target: of labels under `probs`, of values under N(mean, std^2 + noise^2),
-        with the `noise` of `interval`."""
+        """The negative log-likelihood of each target: labels under `probs`, or values under N(mean, std^2 + noise^2),
+        with `noise` as in `interval`."""
         if self.task == "classification":
             if noise is not None:
-                raise ValueError("noise is for values: classes have none.")
+                raise ValueError("noise is for values: leave it out for classes.")
             labels = checked_labels(target, self.probs).unsqueeze(1)
             chosen = self.probs.gather(1, labels).squeeze(1)
             return -chosen.clamp(min=torch.finfo(chosen.dtype).tiny).log()
@@ -126,7 +129,7 @@ class Prediction:
             raise ValueError(f"the target has shape {tuple(target.shape)}, the prediction {tuple(self.mean.shape)}.")
         variance = self._variance(noise)
         if bool((variance == 0).any()):
-            raise ValueError("a prediction without spread has no likelihood: give the standard deviation of the noise.")
+            raise ValueError("a prediction without spread has no likelihood: give the noise.")
         return 0.5 * ((target - self.mean) ** 2 / variance + variance.log() + math.log(2 * math.pi))
 
     def _only(self, name: str, *tasks: Task) -> None:
@@ -142,7 +145,7 @@ def _are_deviations(noise: Tensor) -> bool:
 
 
 def checked_labels(labels: Tensor, output: Tensor) -> Tensor:
-    """Labels for a model's output, whose classes lie along dimension 1."""
+    """The labels as int64, if they fit a model's output, with classes along dimension 1."""
     require_tensor("labels", labels)
     if labels.is_floating_point() or labels.is_complex():
         raise TypeError(f"labels must be integers, not {labels.dtype}.")
@@ -158,7 +161,7 @@ def checked_labels(labels: Tensor, output: Tensor) -> Tensor:
 
 
 def like(target: Tensor, values: Tensor) -> Tensor:
-    """Targets [n] also stand for [n, 1]. Nothing else is broadcast: [n] against [n, 1] would be a square."""
+    """The target in the shape and type of `values`. Only [n] becomes [n, 1]; broadcasting would make it [n, n]."""
     require_tensor("the target", target)
     if target.is_complex():
         raise TypeError("the target must be real numbers, not complex ones.")
@@ -169,22 +172,22 @@ def like(target: Tensor, values: Tensor) -> Tensor:
     return target.to(values.dtype)
 
 
-def _told(values: Tensor) -> str:
+def _summary(values: Tensor) -> str:
     """The mean and the largest of some values."""
-    return f"{values.mean():.2g} on average and up to {values.max():.2g}" if values.numel() else "of nothing"
+    return f"{values.mean():.2g} on average and up to {values.max():.2g}" if values.numel() else "of no inputs"
 
 
 def half_width(level: float) -> float:
-    """Of the central interval of a standard normal distribution."""
+    """Half the width of the central interval of a standard normal distribution."""
     if not is_number(level) or not 0 < level < 1:
         raise ValueError(f"level must lie between 0 and 1, such as 0.95, not {shown(level)}.")
     return NormalDist().inv_cdf(0.5 + float(level) / 2)
 
 
 class Moments:
-    """The running mean and spread of a model's outputs over draws of its weights, some draws at a time (Chan's update).
+    """The mean and spread of a model's outputs over draws of its weights, updated by a few draws at a time (Chan).
 
-    Draws are never kept, so a prediction holds no more than its result whatever the number of draws.
+    It stores no draws, so its memory does not depend on their number.
     """
 
     def __init__(self, task: Task) -> None:
@@ -192,15 +195,15 @@ class Moments:
         self.draws = 0
 
     def add(self, outputs: Tensor) -> None:
-        """Outputs of the model along dimension 1, for each of some draws along dimension 0."""
+        """Add the outputs [draws, inputs, ...] of some draws."""
         values = outputs if outputs.dtype == torch.float64 else outputs.float()
-        own = None  # the sum over the draws of what each of them says about its own doubt
+        own = None  # the sum over the draws of their own entropies or variances
         if self.task == "classification":
             values = values.softmax(2)
             own = torch.stack([entropy(v) for v in values]).sum(0)
         elif self.task == "gaussian":
-            values, logarithm = values.chunk(2, -1)
-            own = logarithm.exp().sum(0)
+            values, log_variance = values.chunk(2, -1)
+            own = log_variance.exp().sum(0)
         draws, center = len(values), values.mean(0)
         spread = (values - center).square_().sum(0)
         if self.draws == 0:
@@ -215,7 +218,7 @@ class Moments:
 
 
 def combine(parts: list[Moments]) -> Prediction:
-    """One prediction from the moments of consecutive parts of the inputs."""
+    """One prediction from the moments of consecutive chunks of the inputs."""
     task, draws = parts[0].task, parts[0].draws
     own = torch.cat([p.own / draws for p in parts if p.own is not None]) if parts[0].own is not None else None
     return Prediction(

@@ -1,10 +1,13 @@
-"""Running statistics of the mean model's own, of BatchNorm and InstanceNorm: the twins' belong to other weights."""
+"""The running statistics of BatchNorm and InstanceNorm, which the mean model needs for its own weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import count
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -12,46 +15,46 @@ from .._core.copies import Places
 from ..groups import Partition
 
 
-def layers(module: nn.Module) -> list[_NormBase]:
-    """Those that keep running statistics, which InstanceNorm does only with `track_running_stats=True`."""
+def norm_layers(module: nn.Module) -> list[_NormBase]:
+    """The layers that keep running statistics. InstanceNorm does so only with `track_running_stats=True`."""
     return [m for m in module.modules() if isinstance(m, _NormBase) and m.running_mean is not None]
 
 
-@contextmanager
-def fresh_statistics(module: nn.Module) -> Iterator[None]:
-    """What the module is run on in the block gives its statistics, each batch as much as any other; after it the module
-    is in evaluation. Layers that stay in evaluation when a module is set to train, as its class may decide for a frozen
-    part, keep the statistics that they have."""
+@torch.no_grad()
+def refill_statistics(module: nn.Module, batches: Iterable[Any], run: Callable[[nn.Module, Any, int], Any]) -> None:
+    """Compute the statistics anew, as a mean over batches: `run(module, batch, number)` for each of them. Leaves the
+    module in evaluation mode. Layers that stay in evaluation when the module is set to train, as those of a frozen part
+    may, keep their statistics."""
+    if not norm_layers(module):
+        return
     module.train()
-    own = [layer for layer in layers(module) if layer.training]
-    momenta = [layer.momentum for layer in own]
-    for layer in own:
+    training = [layer for layer in norm_layers(module) if layer.training]
+    momenta = [layer.momentum for layer in training]
+    for layer in training:
         layer.reset_running_stats()
-    hooks = [layer.register_forward_pre_hook(_Mean()) for layer in own]
+    hooks = [layer.register_forward_pre_hook(partial(_average, count(1))) for layer in training]
+    number = None
     try:
-        yield
+        for number, batch in enumerate(batches):
+            run(module, batch, number)
     finally:
         for hook in hooks:
             hook.remove()
-        for layer, momentum in zip(own, momenta, strict=True):
+        for layer, momentum in zip(training, momenta, strict=True):
             layer.momentum = momentum
         module.eval()
+    if number is None:
+        raise ValueError("the loader gave no batch, so there are no statistics to compute.")
 
 
-class _Mean:
-    """A momentum of 1, 1/2, 1/3, ... makes the running statistics the mean over all batches. BatchNorm does so with a
-    momentum of None, with which InstanceNorm keeps nothing."""
-
-    def __init__(self) -> None:
-        self.batches = 0
-
-    def __call__(self, layer: nn.Module, inputs: object) -> None:
-        self.batches += 1
-        layer.momentum = 1 / self.batches  # type: ignore[assignment]
+def _average(calls: Iterator[int], layer: _NormBase, inputs: Any) -> None:
+    """A momentum of 1, 1/2, 1/3, ... makes running statistics a plain mean. BatchNorm does the same by itself with
+    momentum=None, but InstanceNorm then keeps no statistics."""
+    layer.momentum = 1 / next(calls)
 
 
 def averaged(module: nn.Module, partition: Partition) -> list[Tensor]:
-    """What an estimate has the mean of: a model's trained weights and its BatchNorm statistics. The mean of statistics
-    is not the mean model's own, but near it; update_batchnorm gives its own."""
-    statistics = [s for m in layers(module) for s in (m.running_mean, m.running_var) if s is not None]
+    """The tensors that an estimate averages over the twins: trained weights and running statistics. Averaged statistics
+    are only near the mean model's own, which `Estimate.update_batchnorm` computes."""
+    statistics = [s for m in norm_layers(module) for s in (m.running_mean, m.running_var) if s is not None]
     return Places(module, list(partition.parameter_shapes)).read() + statistics

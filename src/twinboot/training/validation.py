@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from .._core import seeds
-from .._core.checks import loader_of
+from .._core.batches import loader_of
 from .._core.randomness import own_randomness, seeded
 from ..data.bootstrap import Bootstrap
-from ..estimate.statistics import fresh_statistics, layers
+from ..estimate.statistics import refill_statistics
 
 ENOUGH = 1024  # samples for the BatchNorm statistics in validation: an error of 3 %, and less for images
 # The options of a training loader that say how samples are fetched.
@@ -79,7 +79,5 @@ class Judge:
 
     def give_statistics(self, module: nn.Module, step: Step[Any], device: torch.device, at_most: int | None) -> None:
         """Compute a module's own BatchNorm statistics, from the samples that some twin sees or at most this many."""
-        if layers(module):
-            with own_randomness(device, self.seed, "statistics"), fresh_statistics(module):
-                for number, batch in enumerate(self.seen_batches(at_most)):
-                    step(module, batch, number)
+        with own_randomness(device, self.seed, "statistics"):
+            refill_statistics(module, self.seen_batches(at_most), step)

@@ -1,4 +1,4 @@
-"""Draws with masks of dropout: what is random, what is not, and what depends on the seed."""
+"""Models are run with dropout where it was in training, and with masks from the seed alone."""
 
 import threading
 from pathlib import Path
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from twinboot import Estimate, Twins
 from twinboot.estimate import files
-from twinboot.estimate.dropout import with_masks
+from twinboot.estimate.forward import with_dropout
 
 X = classes(n=23, seed=8).tensors[0]
 
@@ -24,8 +24,8 @@ def dropping(model: nn.Module | None = None, sigma: float = 0.1) -> Estimate:
 
 
 def test_masks_have_the_variance_of_the_closed_form() -> None:
-    """A linear model of inputs of which each is kept with probability 1 - p, and then divided by it: the mean is that
-    of no dropout, the variance sum (w x)^2 p / (1 - p). To four standard errors, at most those of a normal variable."""
+    """For a linear model, the mean is that without dropout and the variance is sum (w x)^2 p / (1 - p). Within four
+    standard errors, at most those of a normal variable."""
     estimate, draws = dropping(), 4000
     found = estimate.predict(X, draws, scale=0.0)
     expected = (estimate.module[1].weight * X).square().sum(1, keepdim=True)
@@ -52,8 +52,8 @@ def test_masks_come_from_the_seed_and_the_mean_model_has_none() -> None:
     assert_same_bits(estimate.predict(X, 0, vectorize=True).mean, of_mean)  # there is no draw that could have a mask
 
 
-def test_who_calls_the_model_meanwhile_sees_no_mask() -> None:
-    """Two threads predict, and a third asks the mean."""
+def test_other_callers_of_the_model_see_no_mask() -> None:
+    """Two threads predict while a third calls the mean model."""
     estimate = dropping(two_layers())
     expected, of_mean, found = estimate.predict(X, 50).mean, estimate(X), dict[str, list[Tensor]]()
 
@@ -94,14 +94,14 @@ class Attending(nn.Module):
 
 
 @pytest.mark.parametrize("make", [encoder, Recurrent, Attending])
-def test_layers_that_drop_inside_them_do(make: Any) -> None:
+def test_dropout_inside_layers_is_on(make: Any) -> None:
     x = torch.randn(3, 5, 4, generator=seeded(0))
     estimate = dropping(make())
     assert (estimate.predict(x, 20, scale=0.0).std.flatten(1).max(1).values > 0.01).all()
 
 
 class Frozen(nn.Module):
-    """A part that stays in evaluation, as many pretrained ones do."""
+    """The body stays in evaluation mode, as in many pretrained models."""
 
     def __init__(self, head: nn.Module) -> None:
         super().__init__()
@@ -117,9 +117,9 @@ class Frozen(nn.Module):
 
 
 def test_what_had_no_masks_in_training_gets_none() -> None:
-    masked = with_masks(Frozen(nn.Dropout()))
+    masked = with_dropout(Frozen(nn.Dropout()))
     assert [name for name, m in masked.named_modules() if m.training] == ["head"]
-    normed = with_masks(nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(), nn.Dropout(0.0)))
+    normed = with_dropout(nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(), nn.Dropout(0.0)))
     assert [name for name, m in normed.named_modules() if m.training] == ["1"]
 
 
@@ -127,22 +127,22 @@ def test_what_had_no_masks_in_training_gets_none() -> None:
     "model", [nn.Linear(4, 1), nn.Sequential(nn.Dropout(0.0), nn.Linear(4, 1)), Frozen(nn.Linear(4, 1))]
 )
 def test_a_model_that_drops_nothing_is_refused(model: nn.Module) -> None:
-    with pytest.raises(ValueError, match=r"no layer of the model, such as nn\.Dropout, drops anything"):
+    with pytest.raises(ValueError, match=r"the model has no dropout layer, such as nn\.Dropout"):
         dropping(model).predict(X)
 
 
 def test_other_mistakes_get_a_sentence() -> None:
-    with pytest.raises(ValueError, match="with dropout draws come one after another: leave vectorize out"):
+    with pytest.raises(ValueError, match="draws with dropout cannot be vectorized: leave vectorize out"):
         dropping().predict(X, vectorize=True)
     estimate = dropping()
     estimate.dropout = 0.1  # type: ignore[assignment]
-    with pytest.raises(TypeError, match=r"estimate.dropout is True or False, not 0.1: rates are those of the model's"):
+    with pytest.raises(TypeError, match=r"estimate.dropout must be True or False, not 0.1: the model's layers set"):
         estimate.predict(X)
-    with pytest.warns(UserWarning, match="sigma is 0 everywhere, so that draws have no noise on the weights"):
+    with pytest.warns(UserWarning, match="sigma is 0 everywhere, so the draws have no weight noise"):
         dropping(sigma=0.0).predict(X)
 
 
-def test_it_is_kept_in_the_file_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_is_saved_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     estimate = dropping()
     estimate.save(tmp_path / "e.safetensors")
     loaded = Estimate.load(tmp_path / "e.safetensors", nn.Sequential(nn.Dropout(), nn.Linear(4, 1, bias=False)))
