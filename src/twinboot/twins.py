@@ -52,8 +52,8 @@ class Twins(nn.Module):
             use the memory of the model's own and carry no noise, so freeze before you build the twins. Tied weights
             stay tied.
         replicas: how many copies. More than two lower the variance of sigma^2 by 1 / (replicas - 1).
-        groups: which weights share one sigma: `"layer"`, `"tensor"`, `"unit"`, `Blocks(shape)` or a function of
-            (name, parameter); see `twinboot.groups`.
+        groups: which weights share one sigma: those of a `"layer"`, `"tensor"` or `"unit"`, none (`"weight"`),
+            `Blocks(shape)` or a function of (name, parameter); see `twinboot.groups`.
         seed: of the noise in `sampled` and `reset`. No global generator is read or moved.
         stacked: hold each parameter once, for all copies together, and run them in one pass as `twins(x1, x2)`; a step
             of a small fully connected model then costs less (`_core/stack.py` says for which models).

@@ -20,6 +20,10 @@ def wide(t: Tensor) -> Tensor:
     return t if t.dtype in (torch.float32, torch.float64) else t.float()
 
 
+def is_integer(t: Tensor) -> bool:
+    return not (t.is_floating_point() or t.is_complex() or t.dtype == torch.bool)
+
+
 def mean(copies: Sequence[Tensor]) -> Tensor:
     """The mean of equally shaped tensors in float32 or better; of equal ones exactly their value."""
     first = wide(copies[0]).detach()
