@@ -329,7 +329,7 @@ def test_copies_and_pickles_are_independent_twins_with_the_same_future(copied: A
     twins = trained()
     again = copied(twins)
     assert vars(again).keys() == vars(twins).keys()
-    assert again._store._kept is None  # views of the weights of then, and room for noise: made anew where they are
+    assert again._store._cached is None  # views of the old weights
     before = snapshot(twins)
     for t in (again, twins):
         train_together(t, pairs(), torch.optim.Adam(t.parameters(), 1e-2))

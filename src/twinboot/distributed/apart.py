@@ -120,12 +120,13 @@ class Apart(Twins):
 class Remote(Copies):
     """The twin of this process, while the others are in other processes."""
 
+    def __len__(self) -> int:
+        return 1
+
     def hold(self, model: nn.Module) -> None:
-        self._copy(model, 1)
+        super().hold(model)
         if self.partition.sigma.is_meta:
-            raise ValueError(
-                "the model is on the meta device, and has no weights to send: move it with to_empty() first."
-            )
+            raise ValueError("the model is on the meta device and has no weights to send: call to_empty() first.")
 
     def connect(
         self, mesh: DeviceMesh, sizes: dict[str, int], exchange: int | None, sketch: int | None, seed: int

@@ -193,7 +193,7 @@ class Batches(Measurements):
 
 
 def _arrange(counts: Tensor) -> tuple[Tensor, Sequence[Tensor | slice]]:
-    """An order of the measurements that some twin sees, and each twin's part of them. With two twins the order is: first
+    """An order of the measurements that some twin sees, and each twin's part of them. The order for two twins is: first
     alone, both, second alone. Each part is then a slice, and no row is stored twice."""
     seen = counts > 0
     if len(counts) > 2:
