@@ -162,7 +162,7 @@ def noise_of_shards() -> dict[str, Any]:
 def test_the_estimate_of_shards_is_whole_on_each_rank() -> None:
     wanted = apart().estimate()
     for found in together(estimate_of_shards):
-        assert "twins that are sharded cannot be copied: call estimate(model)" in found.pop("refused")
+        assert "sharded twins cannot be copied: call estimate(model)" in found.pop("refused")
         torch.testing.assert_close(found, wanted.state_dict())
 
 
