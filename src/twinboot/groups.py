@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import copy
 import math
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -26,7 +25,7 @@ from torch.nn.utils import parametrize
 
 from ._core.checks import require_number, require_types, shown
 from ._core.sharding import cut, holders, summed
-from ._core.tensors import is_integer, split, wide
+from ._core.tensors import checksum, is_integer, split, wide
 
 ROOT = "(model)"  # the group of the parameters that the model itself owns, outside any submodule
 Shape = tuple[int, ...]
@@ -405,8 +404,8 @@ class Partition(nn.Module):
             "parameters": {name: list(shape) for name, shape in self.parameter_shapes.items()},
             "groups": {name: list(shape) for name, shape in self.groups.items()},
             "owners": [self._whole.get(i) for i in range(len(self.parameter_shapes))],
-            "labels": {name: _checksum(labels) for name, labels in self.labels().items()},
-            "fixed": {name: _checksum(mask) for name, mask in self.fixed().items()},
+            "labels": {name: checksum(labels) for name, labels in self.labels().items()},
+            "fixed": {name: checksum(mask) for name, mask in self.fixed().items()},
         }
 
     @classmethod
@@ -431,10 +430,6 @@ class Partition(nn.Module):
                     "was trained."
                 )
         return partition
-
-
-def _checksum(t: Tensor) -> int:
-    return zlib.crc32(t.cpu().contiguous().numpy().tobytes())
 
 
 def _group_shapes(assigned: Mapping[str, Assignment]) -> dict[str, Shape]:

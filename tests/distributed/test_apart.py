@@ -458,22 +458,20 @@ def refusals() -> list[str]:
         twins.update()
     sharded = Apart(mlp(), grid)
     fully_shard(sharded, mesh=grid["data"])
-    with pytest.raises(RuntimeError, match="a twin of its own cannot be sharded: use DistributedDataParallel"):
+    with pytest.raises(RuntimeError, match="Apart cannot be sharded: use DistributedDataParallel"):
         sharded.update()
     return said
 
 
 def test_bad_input_gets_one_sentence() -> None:
     for said in together(refusals):
-        assert [s.split(":")[0][:60] for s in said[:3]] == [
-            'mesh must have a dimension "twin", and may have "data", as i'
-        ] * 3
-        assert "these are ('data',)" in said[0]
-        assert said[3].startswith("the mesh has one place for a twin, but there must be at least two")
+        assert all(s.startswith('mesh must have a dimension "twin", and may have "data", not (') for s in said[:3])
+        assert "not ('data',): use init_device_mesh" in said[0]
+        assert said[3].startswith("the mesh has room for one twin, but at least two are needed")
         assert said[4] == "exchange must be None or a whole number of at least 1, not 0."
         assert said[5] == "exchange must be None or a whole number of at least 1, not 'often'."
         assert said[6] == "sketch must be None or a whole number of at least 1, not True."
-        assert said[7] == "exchange and sketch are both None, so that sigma would stay 0: give one of them."
+        assert said[7] == "exchange and sketch are both None, so sigma would stay 0: give one of them."
         assert said[8] == said[9]
         assert said[8].startswith("the ranks disagree")
 

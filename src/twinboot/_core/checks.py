@@ -127,13 +127,9 @@ def _tuple(each: list[Callable[[Any], bool]], any_length: bool) -> Kind:
 def is_number(value: Any) -> bool:
     if isinstance(value, Tensor) and value.ndim == 0 and not value.is_meta and not value.is_complex():
         return value.dtype != torch.bool
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        return False
-    try:
-        float(value)
-    except OverflowError:  # an integer beyond all floats
-        return False
-    return True
+    if isinstance(value, int):
+        return not isinstance(value, bool) and value.bit_length() < 1024  # larger ones are beyond all floats
+    return isinstance(value, (float, np.integer, np.floating))
 
 
 def _is_integer(value: Any) -> TypeGuard[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Sequence
 
 import torch
@@ -21,6 +22,10 @@ def wide(t: Tensor) -> Tensor:
 
 def is_integer(t: Tensor) -> bool:
     return not (t.is_floating_point() or t.is_complex() or t.dtype == torch.bool)
+
+
+def checksum(t: Tensor) -> int:
+    return zlib.crc32(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def mean(copies: Sequence[Tensor]) -> Tensor:
