@@ -362,7 +362,7 @@ class Reader(nn.Module):
 
 
 def trained(twins: Twins, mode: Any = "sample", steps: int = 40) -> None:
-    """Sentences of the tokens 0 to 8, a reset after each four steps."""
+    """Sentences of the tokens 0 to 8, and a reset every four steps."""
     optimizer, generator = torch.optim.Adam(twins.parameters(), lr=0.05), seeded(0)
     for step in range(1, steps + 1):
         inputs = [torch.randint(0, 9, (16, 3), generator=generator) for _ in range(len(twins))]
@@ -388,7 +388,7 @@ def test_entries_without_a_gradient_keep_their_values(groups: Any, mode: str, op
     for found in (estimate.module, estimate.sample(seed=1)):  # the padding row and pruned weights have no noise, either
         assert_same_bits(found.words.weight[0], model.words.weight[0])
         assert_same_bits(found.head.weight_orig[pruned], model.head.weight_orig[pruned])
-    assert_same_bits(estimate.module.words.weight[9], model.words.weight[9])  # a token that no batch has
+    assert_same_bits(estimate.module.words.weight[9], model.words.weight[9])  # a token that is in no batch
     assert_same_bits(estimate.module.spare, model.spare)
     for name in ("words.weight", "head.weight_orig", "head.bias"):
         assert not torch.equal(estimate.module.get_parameter(name), model.get_parameter(name))
@@ -405,7 +405,7 @@ def test_the_padding_row_has_no_noise() -> None:
 
 
 def test_sigma_averages_over_trained_entries_only() -> None:
-    """For pruned weights, sigma is that of the others: with all entries counted it would be sqrt(2) too small."""
+    """With the pruned weights included, sigma would be sqrt(2) too small."""
     twins = Twins(Reader(), groups="tensor")
     assert dict(zip(twins.sigma, twins.partition.sizes.tolist(), strict=True)) == {
         "spare": 5,
@@ -433,14 +433,14 @@ def test_fixed_entries_of_weights_in_several_pieces_stay(monkeypatch: pytest.Mon
         model = nn.Sequential(nn.Embedding(10, 4, padding_idx=padding))
         twins = Twins(model)
         twins.partition.sigma.fill_(1.0)
-        twins.reset()  # before any update: what is fixed is known by the model alone
+        twins.reset()  # before any update: the model alone says which entries are fixed
         for twin in twins:
             still = (twin[0].weight == model[0].weight).all(1)
             assert still.tolist() == [row == padding for row in range(10)]
 
 
 def test_after_a_reset_to_the_mean_a_sampling_reset_moves_all_weights() -> None:
-    """After a reset to the mean all copies agree, and that says nothing of their gradients."""
+    """After a reset to the mean all copies agree, although all weights have gradients."""
     twins = Twins(mlp())
     with torch.no_grad():
         for p in twins[1].parameters():

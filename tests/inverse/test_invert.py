@@ -163,7 +163,7 @@ def test_patience_counts_from_the_last_better_state_and_ends_at_a_check() -> Non
     run = partial(invert, lambda v: operator @ v, observed, torch.zeros(12), optimizer=FAST, decay=1.0, steps=300)
     short = run(patience=15)
     assert short.history["step"][-1] == short.best_step + 20
-    assert short.best_step > 20  # it went on while there was something better
+    assert short.best_step > 20  # it continued while the state became better
     patient = run(patience=300)
     assert patient.history["step"][-1] == 300
 
@@ -261,7 +261,7 @@ def _shots(operator: Tensor, v: Tensor) -> Tensor:
 
 
 def test_noise_resets_and_the_start_matter() -> None:
-    """Each of them off or other gives another field on a nonlinear operator; sigma falls where twins meet."""
+    """On a nonlinear operator, each change of them gives another field; a reset to the mean lowers sigma."""
     operator, _, observed = linear()
     start = torch.full((12,), 0.3)
     run = partial(
@@ -292,20 +292,6 @@ def test_history_has_the_losses_of_a_step_done_by_hand() -> None:
     assert found.history["train"] == [pytest.approx((counts * squared).sum(1).mean().item() / 60, rel=1e-5)]
     after = (operator @ found.field - observed).square()[found.bootstrap.unseen].mean().item()
     assert found.history["unseen"] == [pytest.approx(after, rel=1e-5)]
-
-
-def test_any_unit_of_the_measurements_finds_the_truth() -> None:
-    operator, truth, observed = linear(noise=0.01)
-    for unit in (1e-8, 1.0, 1e8):
-        found = invert(
-            lambda v, unit=unit: operator @ v * unit,
-            observed * unit,
-            torch.zeros(12),
-            steps=400,
-            optimizer=FAST,
-            decay=0.99,
-        )
-        torch.testing.assert_close(found.field, truth, atol=0.05, rtol=0)
 
 
 def test_an_operator_with_parameters_checkpoints_or_writes_into_its_input_is_safe() -> None:
