@@ -14,17 +14,12 @@ from twinboot.inverse.priors import PROBES, raised
 CELLS = 12
 
 
-class Field(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.field = torch.nn.Parameter(torch.zeros(CELLS))
-
-
 def sigma_by_prior(forward: object, rows: int, prior: float, noise: float, block: int = 1) -> tuple[Tensor, Bootstrap]:
     """What the prior leaves where the twins' own sigma is 0."""
     bootstrap, zeros = Bootstrap(rows, seed=3), torch.zeros(CELLS)
     data = see(forward, torch.ones(rows), zeros, bootstrap, None, 0)  # type: ignore[arg-type]
-    return raised(zeros, prior, zeros, zeros, data, Partition.of(Field(), Blocks((block,))), noise, 0), bootstrap
+    partition = Partition.of(torch.nn.ParameterDict({"field": zeros}), Blocks((block,)))
+    return raised(zeros, prior, zeros, zeros, data, partition, noise, 0), bootstrap
 
 
 @pytest.mark.parametrize("divisible", [True, False])

@@ -10,7 +10,7 @@ import os
 import random
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -30,11 +30,9 @@ if hasattr(os, "register_at_fork"):  # a thread that does not exist in the forke
     os.register_at_fork(after_in_child=_renew)
 
 
-@contextmanager
-def alone() -> Iterator[None]:
+def alone() -> AbstractContextManager[bool]:
     """A block that no other thread enters at the same time, nor one of the blocks below."""
-    with _lock:
-        yield
+    return _lock
 
 
 @contextmanager

@@ -106,7 +106,7 @@ def invert(
     if stop and not len(bootstrap.unseen):
         raise ValueError('every measurement is seen by some twin, so there is none for stop="unseen": use stop=None.')
     groups = protocol.groups or blocks_of_three(initial.ndim)
-    twins = Twins(_Field(initial), replicas, groups, seed, stacked=True)
+    twins = Twins(nn.ParameterDict({"field": initial.detach().clone()}), replicas, groups, seed, stacked=True)
     [fields] = twins.parameters()
     stepper = optimizers.made(optimizer, [[fields]], rate=0.01)
     schedule = torch.optim.lr_scheduler.ExponentialLR(stepper, decay)
@@ -184,12 +184,6 @@ class Inversion:
                 measured = operator(field)
             moments.add(measured.detach()[None])
         return combine([moments])
-
-
-class _Field(nn.Module):
-    def __init__(self, initial: Tensor) -> None:
-        super().__init__()
-        self.field = nn.Parameter(initial.detach().clone())
 
 
 class _EarlyStopping:
