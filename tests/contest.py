@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from twinboot.experiments import networks
-from twinboot.experiments.images.contenders import METHODS
-from twinboot.experiments.images.task import Task, Trained
+from twinboot.experiments.images.methods import find
+from twinboot.experiments.images.single import Task, Trained
 
 
 def patterns(n: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -25,11 +25,11 @@ def network(dropout: float = 0.0, seed: int = 0) -> nn.Module:
     return networks.small(3, 1, 0.125, "batch", dropout, seed)
 
 
-TASK = Task(*patterns(150, 0), network, epochs=6, batch=16, rate=0.005, samples=4, seed=0)
+TASK = Task(*patterns(150, 0), network, epochs=6, batch=16, lr=0.005, samples=4, seed=0)
 
 
 def trained(method: str, scratch: Path, task: Task = TASK, ticks: list[int] | None = None) -> Trained:
     if method == "ivon":
         pytest.importorskip("ivon", reason="the extra compare is not installed")
     scratch.mkdir(exist_ok=True)
-    return METHODS[method](task, scratch, lambda: ticks.append(1) if ticks is not None else None)
+    return find(method).train(task, scratch, lambda: ticks.append(1) if ticks is not None else None)

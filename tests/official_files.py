@@ -28,35 +28,6 @@ def write_binary(folder: Path, batches: Arrays) -> Path:
     return folder
 
 
-def write_python(folder: Path, batches: Arrays) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, (x, y) in batches.items():
-        (folder / name).write_bytes(pickled(x, [int(label) for label in y]))
-    return folder
-
-
-def pickled(x: NDArray[np.uint8], labels: list[int], dtype: str = "u1", columns_first: bool = False) -> bytes:
-    """A batch as Python 2 and the numpy of 2009 wrote the official ones: no other can write those today."""
-
-    def short(text: str) -> bytes:
-        return b"U" + bytes([len(text)]) + text.encode()
-
-    def number(n: int) -> bytes:
-        return b"J" + struct.pack("<i", n)
-
-    shape = (len(x), x[0].size)
-    raw = np.asarray(x.reshape(shape), order="F" if columns_first else "C").tobytes("A")
-    kind = b"cnumpy\ndtype\n" + short(dtype) + b"K\x00K\x01\x87R(K\x03" + short("|")
-    kind += b"NNN" + number(-1) + number(-1) + b"K\x00tb"
-    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + short("b") + b"\x87R(K\x01"
-    array += number(shape[0]) + number(shape[1]) + b"\x86" + kind + (b"\x88" if columns_first else b"\x89")
-    array += b"T" + struct.pack("<i", len(raw)) + raw + b"tb"
-    listed = b"](" + b"".join(map(number, labels)) + b"e"
-    names = b"](" + short("leptodactylus_pentadactylus_s_000004.png") + b"e"
-    parts = short("batch_label") + short("training batch 1 of 5") + short("labels") + listed
-    return b"\x80\x02}(" + parts + short("data") + array + short("filenames") + names + b"u."
-
-
 def write_idx(folder: Path, ending: str = "", train: int = 5, test: int = 4) -> tuple[Path, dict[str, bytes]]:
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(1)

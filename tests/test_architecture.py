@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import twinboot
+
 PACKAGE = Path(__file__).parents[1] / "src" / "twinboot"
 
 # Room -> the rooms that it may import. Each may import itself; the public names of the top may be used by the last two.
@@ -84,6 +86,37 @@ def test_arrows_go_one_way(module: str) -> None:
     assert not wrong
 
 
+# Helpers without anything of the method in them, which experiments share with the library.
+PLAIN = {"seeds", "randomness", "atomic", "extras", "checks", "devices"}
+
+
+def names_imported(module: str) -> Iterator[tuple[str, str]]:
+    """Module and name of each import from the package."""
+    package = module if FILES[module].name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(FILES[module].read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package.split(".")[: len(package.split(".")) - node.level + 1]
+            start = ".".join([*base, *([node.module] if node.module else [])])
+            yield from ((start, alias.name) for alias in node.names)
+
+
+def is_public(start: str, name: str) -> bool:
+    if start == "twinboot":
+        return name in {*twinboot.__all__, "metrics", "__version__"}
+    if start in ("twinboot.resets", "twinboot.metrics", "twinboot.groups"):
+        return not name.startswith("_")
+    if start.startswith("twinboot._core"):
+        return (name if start == "twinboot._core" else start.rpartition(".")[2]) in PLAIN
+    return f"`{start}.{name}`" in (PACKAGE.parents[1] / "docs" / "api.md").read_text()
+
+
+@pytest.mark.parametrize("module", sorted(m for m in FILES if m.startswith("twinboot.experiments")))
+def test_experiments_use_public_names(module: str) -> None:
+    """Those of `twinboot`, and those that docs/api.md lists for experiments."""
+    found = [(start, name) for start, name in names_imported(module) if not start.startswith("twinboot.experiments")]
+    assert [pair for pair in found if not is_public(*pair)] == []
+
+
 def test_no_module_imports_itself_by_way_of_others() -> None:
     edges = {
         # `from . import x` names the package itself as well; the circle would be one of its modules and those it needs.
@@ -99,5 +132,6 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 def test_the_graph_is_read_right() -> None:
     assert "twinboot.groups" in GRAPH["twinboot.twins"]
-    assert "twinboot.experiments.report" in GRAPH["twinboot.experiments.commands"]  # inside a function
+    assert "twinboot.experiments.report" in GRAPH["twinboot.experiments.cli"]  # inside a try block
+    assert "twinboot.groups" not in GRAPH["twinboot._core.copies"]  # for annotations alone
     assert "twinboot.resets" in GRAPH["twinboot"]

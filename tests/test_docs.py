@@ -41,7 +41,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))], ids=lambda page: page.name
 )
 def test_every_relative_link_leads_somewhere(page: Path) -> None:
     links = [link for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()) if "://" not in link]
@@ -52,3 +52,9 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
             continue
         assert target.is_file(), link
         assert not anchor or anchor in anchors(target), link
+
+
+def test_the_index_of_results_links_every_page() -> None:
+    index = (ROOT / "docs/results.md").read_text()
+    pages = sorted(path.name for path in (ROOT / "docs/results").iterdir())
+    assert sorted(re.findall(r"\]\(results/([^)]*)\)", index)) == pages

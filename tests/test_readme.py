@@ -29,6 +29,11 @@ def text(page: str) -> str:
     return (ROOT / page).read_text()
 
 
+def results() -> str:
+    """All pages of docs/results."""
+    return "".join(page.read_text() for page in sorted((ROOT / "docs/results").glob("*.md")))
+
+
 def blocks(page: str, language: str = "python") -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text(page), re.DOTALL)
 
@@ -58,7 +63,7 @@ def test_the_readme_is_at_most_8000_bytes() -> None:
 
 
 def test_no_block_of_code_is_left_out() -> None:
-    pages = [README, *(str(page.relative_to(ROOT)) for page in (ROOT / "docs").glob("*.md"))]
+    pages = [README, *(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
     assert {page: len(blocks(page)) for page in pages if blocks(page)} == RUN
     assert [page for page in pages if blocks(page, "diff")] == [README]
 
@@ -161,15 +166,17 @@ def test_the_results_are_those_of_the_generated_pages() -> None:
     told = text("docs/experiments.md")
     numbers = re.findall(r"[-+]?[\d.]+(?: %)? ± [\d.]*\d(?: %)?", told)
     assert len(numbers) > 60
-    known = "".join(text(f"docs/{name}.md") for name in ("results", "divided", "pooled", "tried"))
+    known = results() + text("docs/ablations.md")
     assert [number for number in numbers if number.replace(" %", "%") not in known] == []
     for whose, row in (("the paper", "the paper's"), ("our own", "our own")):
-        [count] = re.findall(rf"- Claims of {whose}: (.*)", text("docs/results.md"))
-        assert "| " + " | ".join([row, *re.findall(r"\d+", count)]) + " |" in told
+        counts = "".join(re.findall(rf"- Claims of {whose}: (.*)", results()))
+        statuses = ("held", "partly", "not held", "undecided")
+        sums = [str(sum(map(int, re.findall(rf"(\d+) {status}", counts)))) for status in statuses]
+        assert "| " + " | ".join([row, *sums]) + " |" in told
 
 
 POOLED = "Twin-Boot with pooled gradients"
-LABELS = {  # in the tables for readers: in docs/results.md
+LABELS = {  # in the tables for readers: in docs/results
     README: {
         "Twin-Boot, defaults of `fit`": "Twin-Boot",
         f"{POOLED} and dropout": f"{POOLED} and dropout",
@@ -200,7 +207,7 @@ LABELS = {  # in the tables for readers: in docs/results.md
 def test_the_results_on_images_are_those_of_the_generated_page(page: str) -> None:
     [told] = re.findall(r"\n(\| \| accuracy \| NLL \| ECE \| time \|\n.*?)\n\n", text(page), re.DOTALL)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in told.splitlines()[2:]]
-    [table] = re.findall(r"\ncifar10-5k, .*?\n\n(.*?)\n\n", text("docs/results.md"), re.DOTALL)
+    [table] = re.findall(r"\ncifar10-5k, .*?\n\n(.*?)\n\n", results(), re.DOTALL)
     found = {line.split(" | ")[0]: line.split(" | ") for line in table.splitlines()}
     assert [label for label, *_ in rows] == list(LABELS[page])
     for label, *numbers in rows:
@@ -212,7 +219,7 @@ def test_the_limits_are_those_of_the_generated_page() -> None:
     rows = re.findall(r"^\| (.*) \| ([\d.]+ ± [\d.]+) \|$", text("docs/limits.md"), re.MULTILINE)
     assert len(rows) == 3  # the AUROC of out-of-distribution images
     for name, number in rows:
-        assert any(f"| {number} |" in line for line in text("docs/results.md").splitlines() if f"| {name} |" in line)
+        assert any(f"| {number} |" in line for line in results().splitlines() if f"| {name} |" in line)
     assert f"AUROC {dict(rows)['Twin-Boot']}" in text(README)
 
 

@@ -80,16 +80,10 @@ def test_growing_answers_far_ahead() -> None:
     assert not resets.growing(50, 4.0)(10**9)
 
 
-def test_none_is_the_usual_schedule() -> None:
-    usual, own = resets.every(2), resets.at(3)
-    assert resets.checked(None, usual) is usual
-    assert resets.checked(own, usual) is own
-
-
 @pytest.mark.parametrize("reset", [1, 0, "every", resets.every])
 def test_what_is_no_schedule_is_refused_in_a_sentence(reset: Any) -> None:
     with pytest.raises(TypeError, match=rf"such as twinboot.resets.every\(1\), not {reset!r}"):
-        resets.checked(reset, resets.every(1))
+        resets.require_schedule(reset)
 
 
 @pytest.mark.parametrize("schedule", [10, None, resets.every])

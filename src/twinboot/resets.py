@@ -28,7 +28,7 @@ from ._core.checks import is_number, require_one_of, shown
 from ._core.fingerprints import of_function
 
 Mode = Literal["sample", "mean", "centered"]
-SHORT = 100  # steps of an epoch: with 79, resets within epochs made no clear difference (docs/tried.md)
+SHORT = 100  # steps of an epoch: with 79, resets within epochs made no clear difference (docs/ablations.md)
 
 
 Fill = Callable[[Tensor], None]  # fills a tensor with standard normals
@@ -191,13 +191,6 @@ def is_due(schedule: Schedule, count: int) -> bool:
 def require_schedule(given: Schedule, argument: str = "reset") -> None:
     if not callable(given) or isinstance(given, type):
         raise TypeError(f"{argument} must be a schedule such as twinboot.resets.every(1), not {shown(given)}.")
-
-
-def checked(reset: Schedule | None, usual: Schedule) -> Schedule:
-    if reset is None:
-        return usual
-    require_schedule(reset)
-    return reset
 
 
 def steps_and_epochs(due: Schedule) -> tuple[Schedule, Schedule]:

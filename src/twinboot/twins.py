@@ -45,18 +45,17 @@ Hold = Callable[[Partition], Copies | Stack]  # makes the copies, or says where 
 
 
 class Twins(nn.Module):
-    """Copies of a model that train side by side; an ordinary module, so optimizers and the rest need no change.
+    """Copies of a model that train side by side. An ordinary module, so it works with any optimizer.
 
     Args:
-        model: any module. The twins are copies of it. Parameters with `requires_grad=False` are shared by all copies,
-            use the memory of the model's own and carry no noise, so freeze before you build the twins. Tied weights
-            stay tied.
-        replicas: how many copies. More than two lower the variance of sigma^2 by 1 / (replicas - 1).
-        groups: which weights share one sigma: those of a `"layer"`, `"tensor"` or `"unit"`, none (`"weight"`),
-            `Blocks(shape)` or a function of (name, parameter); see `twinboot.groups`.
-        seed: of the noise in `sampled` and `reset`. No global generator is read or moved.
-        stacked: hold each parameter once, for all copies together, and run them in one pass as `twins(x1, x2)`; a step
-            of a small fully connected model then costs less (`_core/stack.py` says for which models).
+        model: any module. The twins are copies of it. Frozen parameters (`requires_grad=False`) are shared by all
+            copies and carry no noise, so freeze before you build the twins. Tied weights stay tied.
+        replicas: the number of copies. More than two lower the variance of sigma^2 by 1 / (replicas - 1).
+        groups: which weights share one sigma: `"layer"`, `"tensor"`, `"unit"`, `"weight"` (none do), `Blocks(shape)` or
+            a function of (name, parameter); see `twinboot.groups`.
+        seed: seeds the noise of `sampled` and `reset`. No global generator is read or changed.
+        stacked: hold each parameter as one tensor for all copies, and run them in one pass as `twins(x1, x2)`. Steps of
+            small fully connected models then cost less (`_core/stack.py` says which models can be stacked).
 
     >>> twins = Twins(nn.Linear(3, 1))
     >>> optimizer = torch.optim.SGD(twins.parameters(), lr=0.1)
@@ -122,7 +121,7 @@ class Twins(nn.Module):
 
     @property
     def sigma(self) -> dict[str, Tensor]:
-        """Group name -> sigma as it is now (a snapshot): a number, or one per unit, block or label of the group."""
+        """Group name -> a copy of its current sigma: a number, or one per unit, block or label of the group."""
         return self.partition.snapshot()
 
     @contextmanager
@@ -149,8 +148,11 @@ class Twins(nn.Module):
 
     @torch.no_grad()
     def update(self) -> None:
-        """Sigma from how far the copies stand apart (line 10). Call it after each `optimizer.step()`. Weights that are
-        not finite are refused: at once on a CPU, on a GPU within 100 updates and by `reset` and `estimate`."""
+        """Compute sigma from the distance between the copies (line 10). Call it after each `optimizer.step()`.
+
+        Weights that are not finite raise an error: at once on a CPU; on a GPU within 100 updates, and in `reset` and
+        `estimate`.
+        """
         self._refuse_inside("update()")
         self._counts["updates"] += 1
         reshard(self)
@@ -171,12 +173,16 @@ class Twins(nn.Module):
 
     @torch.no_grad()
     def reset(self, mode: Mode = "sample", generator: torch.Generator | None = None) -> None:
-        """Bring the copies together again around their mean (line 13). The data of each copy stay the same.
+        """Draw the copies anew around their mean (line 13). Each copy keeps its data, and sigma stays until the next
+        `update()`.
 
-        `"sample"`: all copies independently from N(mean, sigma^2), as in the paper. `"mean"`: all at the mean.
-        `"centered"`: as `"sample"`, given that the mean stays where it is: the distance is kept on average and the
-        mean does not walk. Sigma stays as it is until the next `update()`. A row of a weight in which all copies
-        agree after training has had no gradient, as the padding row of an embedding, and stays as it is.
+        - `"sample"`: all copies independently from N(mean, sigma^2), as in the paper.
+        - `"mean"`: all copies at the mean.
+        - `"centered"`: as `"sample"`, but the mean stays where it is. The expected distance is the same, and the mean
+          does not walk at random.
+
+        Rows of a weight in which all copies agree after training had no gradient, such as the padding row of an
+        embedding. They stay as they are.
         """
         self._refuse_inside("reset()")
         require_mode(mode)
@@ -196,9 +202,12 @@ class Twins(nn.Module):
             self._counts["together"] = self._counts["updates"]
 
     def estimate(self, model: nn.Module | None = None, *, scale: float = 1.0) -> Estimate:
-        """What you keep and ship: the mean of the copies and sigma, times `scale`: `bootstrap.scale` where the copies
-        divide the samples. The copies go on as they are. Of sharded twins each rank gets all of it, in a copy of
-        `model`, any instance of the class that was trained."""
+        """The mean of the copies with its sigma: what you keep and ship. The copies stay as they are.
+
+        Args:
+            model: for sharded twins, any instance of the trained class. Each rank gets the whole estimate in a copy.
+            scale: factor on sigma: `bootstrap.scale` if the twins divide the samples.
+        """
         require_types(Twins.estimate, locals())
         self._refuse_inside("estimate()")
         self._require_finite()
@@ -212,7 +221,7 @@ class Twins(nn.Module):
         return dict(zip(self.partition.parameter_shapes, self._store.stacked_weights(), strict=True))
 
     def unstack(self) -> list[nn.Module]:
-        """Plain models with the weights that the copies have now; what is done to them does not reach the twins."""
+        """Independent plain models with the current weights of the copies."""
         self._refuse_inside("unstack()")
         return [replicate(m, own=self.partition.parameter_shapes)[0] for m in self._store.models()]
 
@@ -230,7 +239,7 @@ class Twins(nn.Module):
         self._counts = {name: int(saved.get(name, 0)) for name in self._counts}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Go on from a state of twins: weights, sigma, and the noise to come."""
+        """Restore weights, sigma and the state of the noise."""
         if not isinstance(state_dict, Mapping) or "_extra_state" not in state_dict:
             raise ValueError(
                 "this is no state of twins: to start from a model's weights, load them into it before Twins(model)."
@@ -263,8 +272,8 @@ class Twins(nn.Module):
 
 
 def variance(partition: Partition, replicas: int, parts: Iterable[Part]) -> Tensor:
-    """sum_b ||w_b - mean||^2 / ((B - 1) D) behind each sigma, by Welford's recurrence: for two copies the paper's
-    formula itself. The weights come in parts: all at once, or one by one where they are not all in memory."""
+    """sigma^2 of each group, sum_b ||w_b - mean||^2 / ((B - 1) D), by Welford's recurrence; for two copies this is the
+    paper's formula itself. The weights come in parts, because they may not all be in memory."""
     sums = partition.sigma.new_zeros(replicas - 1, len(partition.sigma))
     for which, (first, *others) in parts:
         center = [wide(w) for w in first]
@@ -280,9 +289,9 @@ def variance(partition: Partition, replicas: int, parts: Iterable[Part]) -> Tens
 
 
 def rows_that_differ(copies: Sequence[Tensor]) -> Tensor:
-    """Which rows of a weight differ between its copies, as a mask. Single entries may agree by chance after steps of
-    one size, as Adam's first ones are; and in half precision whole rows, so that there it is one answer for the weight.
-    Of sharded ones, for the part that is here."""
+    """A mask of the rows of a weight that differ between its copies. Not of single entries: they may agree by chance
+    after steps of one size, such as Adam's first. In half precision whole rows may, so there the answer is one for the
+    whole weight. For sharded weights: of the local part."""
     first, *others = (local(w) for w in copies)
     found = torch.stack([w != first for w in others]).any(0)
     if found.ndim < 2 or wide(first) is not first:
@@ -292,30 +301,28 @@ def rows_that_differ(copies: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def pool_gradients(twins: Twins, share: float) -> None:
-    """Replace each twin's gradients by their mean over the twins, in part: once for each `optimizer.step()`, before it
-    and before clipping, after the last `backward()`. The mean of the twins then learns faster with Adam and its kin.
+    """Replace a share of each twin's gradients by their mean over the twins.
 
-    A twin on its own learns from its own batch alone, half of the samples of a step where twins divide the data. An
-    optimizer that divides a gradient by its size, as Adam does, then takes smaller steps along what the batches agree
-    on, and to average the twins afterwards gives none of that back. With a share c of each gradient pooled,
+    Call it once per `optimizer.step()`: after the last `backward()`, and before clipping. With Adam and similar
+    optimizers the mean of the twins then learns faster. They divide a gradient by its size, so a twin that learns from
+    its own batches alone takes smaller steps in the directions on which the batches agree. With a share c,
 
         g_b  <-  (1 - c) g_b + c mean(g)
 
-    the mean of the gradients is what it was, and their differences are 1 - c times as large. For c < 1 the twins settle
-    where they would settle, 1 / (1 - c) times as late: for losses of one curvature H whose slopes differ by s, gradient
+    the mean of the gradients stays the same, and their differences shrink to 1 - c of their size. The twins converge to
+    the same points, 1 / (1 - c) times as late: for losses with one curvature H whose slopes differ by s, gradient
     descent moves two twins at a distance d by
 
         d' = -(1 - c) (H d + s)
 
-    So sigma is right where twins have settled, and too small where a network is stopped long before or is reset often.
-    With Adam, where gradients are mostly noise of batches, their size is q = sqrt((1 + (1 - c)^2) / 2) of what it was:
-    twins part (1 - c) / q times as fast, 0.41 for c = 0.7, and their mean goes 1 / q times as far, 1.35. `noise` of
-    `fit` and `Estimate.scale`, then 2.4, make up for the first.
+    So sigma is right once the twins have converged, and too small if a network is stopped long before, or reset often.
+    With Adam and gradients that are mostly batch noise, gradients have q = sqrt((1 + (1 - c)^2) / 2) of their size. The
+    twins diverge (1 - c) / q times as fast, 0.41 for c = 0.7, and their mean moves 1 / q times as far, 1.35. A larger
+    `noise` in training, and 2.4 for `Estimate.scale`, make up for the smaller sigma.
 
     Args:
-        twins: after a backward pass of each of them. Those of `Apart` are in different processes, and refused.
-        share: from 0, where each keeps its own as in the paper, to below 1, where all would have the mean and never
-            part.
+        twins: after a backward pass of each twin. The twins of `Apart` are in different processes and are refused.
+        share: from 0, as in the paper, to below 1. At 1 the twins would never diverge.
 
     >>> twins = Twins(torch.nn.Linear(1, 1, bias=False))
     >>> for twin, slope in zip(twins, (0.0, 4.0), strict=True):

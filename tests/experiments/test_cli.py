@@ -47,7 +47,7 @@ def test_help_names_every_command(capsys: Any) -> None:
 def test_help_tells_where_quick_runs_go(command: str, capsys: Any) -> None:
     with pytest.raises(SystemExit):
         cli.main([command, "--help"])
-    assert "with --quick by default out/quick" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "out/quick by default with --quick" in " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
 @pytest.mark.parametrize("command", list(cli.EXPERIMENTS))
@@ -64,26 +64,42 @@ def test_every_flag_of_a_config_has_help_with_its_reason(command: str, capsys: A
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["basins", "--sed", "3"], "--sed, 3; perhaps you meant --seed"),
-        (["gausian"], "there is no command 'gausian': did you mean 'gaussian'? See twinboot --help."),
-        (["nothing"], "there is no command 'nothing'. See twinboot --help."),
-        (["--hlep"], "--hlep; available subcommands: gaussian"),
-        (["gaussian", "--seed", "x"], "See twinboot gaussian --help."),
-        (["fwi", "--window", "1", "2"], "twinboot: --window takes {None}|{INT INT INT INT}, not ['1', '2']. See"),
-        (["report"], "report needs a directory of runs, such as out/demo."),
-        (["figure"], "figure needs a directory of runs, such as out/demo."),
-        ([], "Expected one of"),
-        (["basins", "--size", "x"], "--size"),
-        (["basins", "--size", "0"], "size must be above 0"),
-        (["basins", "--width", "1.2"], "no two wells"),
-        (["reproduce", "--seed", str(2**80)], "seed must be"),
-        (["basins", "--datum", "push"], "--datum"),
-        (["sweeps", "--noises", "2.0"], "no two wells"),
-        (["basins", "--quick", "--full"], "exclude each other"),
-        (["reproduce", "--out"], "--out"),
+        (["basins", "--sed", "3"], "Unrecognized options: --sed, 3 Perhaps you meant: --seed INT"),
+        (["gausian"], "Unrecognized options: gausian Available subcommands: gaussian, basins"),
+        (["--hlep"], "Unrecognized options: --hlep Available subcommands: gaussian, basins"),
+        (["gaussian", "--seed", "x"], "Error parsing --seed: invalid literal for int() with base 10: 'x'"),
+        (["fwi", "--window", "1", "2"], "Error parsing --window"),
+        (["report"], "Missing from twinboot report: PATH A run or a directory of runs, such as out/demo."),
+        (["figure"], "Missing from twinboot figure: PATH A run or a directory of runs, such as out/demo."),
+        ([], "Expected one of {gaussian, basins"),
+        (["basins", "--size", "x"], "Error parsing --size"),
+        (["basins", "--datum", "push"], "invalid choice 'push' for argument '--datum'"),
+        (["reproduce", "--out"], "Missing value for argument '--out'"),
     ],
 )
-def test_wrong_flags_get_one_line_and_code_2(
+def test_wrong_flags_are_named_with_code_2(
+    arguments: list[str], said: str, capsys: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    assert end.value.code == 2
+    assert said in " ".join(re.sub("[─│╭╮╰╯]|-{3,}", " ", capsys.readouterr().err).split())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["basins", "--size", "0"], "size must be above 0"),
+        (["basins", "--width", "1.2"], "no two wells"),
+        (["basins", "--jobs", "0"], "jobs must be at least 1, not 0."),
+        (["reproduce", "--seed", str(2**80)], "seed must be"),
+        (["sweeps", "--noises", "2.0"], "no two wells"),
+        (["basins", "--quick", "--full"], "exclude each other"),
+    ],
+)
+def test_wrong_values_get_one_line_and_code_2(
     arguments: list[str], said: str, capsys: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -140,14 +156,14 @@ def test_report_leaves_out_an_unfinished_run_and_says_so(
     assert cli.main(["first", "--out", str(tmp_path)]) == 0
     monkeypatch.setattr(toy, "before", stop)
     said = fails(["second", "--out", str(tmp_path)], 130, capsys)
-    assert f"goes on: twinboot second --out {tmp_path}" in said
+    assert f"To resume, repeat the command: twinboot second --out {tmp_path}" in said
     docs = tmp_path / "docs" / "toys.md"
     assert cli.main(["report", str(tmp_path), "--page", str(docs)]) == 0
     assert "left out: the run in" in capsys.readouterr().err
-    sentence = "the run in second is not complete: `twinboot second` with the same --out"
+    sentence = "the run in second is unfinished: `twinboot second` with the same --out"
     assert f"<li>{sentence}" in (tmp_path / "report.html").read_text()
     assert f"> - {sentence}" in docs.read_text()
-    assert "not complete" in fails(["figure", str(tmp_path)], 1, capsys)
+    assert "unfinished" in fails(["figure", str(tmp_path)], 1, capsys)
     monkeypatch.undo()
 
 
@@ -163,7 +179,7 @@ def test_trouble_with_files_gets_one_line_and_code_1(toys: None, tmp_path: Path,
     assert cli.main(["first", "--out", str(tmp_path)]) == 0
     capsys.readouterr()
     assert cli.main(["first", "--out", str(tmp_path)]) == 0
-    assert "complete already" in capsys.readouterr().out
+    assert "already finished" in capsys.readouterr().out
     assert "choose another" in fails(["first", "--scale", "2", "--out", str(tmp_path)], 1, capsys)
     (tmp_path / "first" / "numbers.csv").write_text("part\n")
     for command in ("figure", "report"):
@@ -179,7 +195,7 @@ def test_a_run_whose_tables_do_not_fit_its_config_gets_one_line(
     def missing(config: toy.Config, tables: Any) -> Any:
         return tables["numbers"]["of\nlater"]
 
-    made = f"the run in {tmp_path / 'first'}, made by twinboot {twinboot.__version__}, can't be shown by this version"
+    made = f"the run in {tmp_path / 'first'}, made by twinboot {twinboot.__version__}, does not fit this version"
     for function in ("figure", "numbers", "verdicts"):
         with monkeypatch.context() as patch:
             patch.setattr(toy, function, missing)
@@ -196,16 +212,18 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(tmp_path: Path) 
     heeds: Any = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731 - a shell's background jobs do not
     process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=heeds)
     parts, deadline = tmp_path / "sweeps" / "parts", time.monotonic() + 120
-    while not (parts / "size-30").exists():
+    while not (parts / "size-30.json").exists():
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert said.startswith("twinboot: stopped; what is done is kept. The same command goes on: twinboot sweeps")
+    assert said.startswith(
+        "twinboot: stopped; finished parts are stored. To resume, repeat the command: twinboot sweeps"
+    )
     assert said.count("\n") == 1
-    assert sorted(os.listdir(parts)) == ["size-20", "size-30"]
+    assert sorted(os.listdir(parts)) == ["size-20.json", "size-30.json"]
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from loops import seeded
 
-from twinboot.experiments.intervals import change, interval, plus_minus
+from twinboot.experiments.intervals import change, correlation, covered, interval, with_error
 
 # Quantiles of Student's distribution at 97.5 %, from tables.
 STUDENT = {2: 12.706, 3: 4.3027, 4: 3.1824, 5: 2.7764, 6: 2.5706, 10: 2.2622, 25: 2.0639, 100: 1.9842}
@@ -41,4 +41,20 @@ def test_a_change_is_relative_to_theirs_on_the_same_seeds() -> None:
 
 
 def test_numbers_stand_with_their_errors() -> None:
-    assert plus_minus([1.25, 20.0], [0.004, math.nan], 2) == ["1.25 ± 0.00", "20.00"]
+    assert with_error(1.25, 0.004, "{:.2f}") == "1.25 ± 0.00"
+    assert with_error(20.0, math.nan, "{:.2f}") == "20.00"
+
+
+def test_correlation_is_one_for_a_multiple_and_none_for_a_constant() -> None:
+    error = torch.rand(30, 30, generator=seeded(0))
+    assert correlation(3 * error + 1, error) == pytest.approx(1)
+    assert correlation(1 - error, error) == pytest.approx(-1)
+    assert correlation(torch.ones(30, 30), error) == 0
+    a, b = torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[1.0, 3.0, 2.0]])
+    assert correlation(a, b) == pytest.approx(1 / math.sqrt(14 / 3 * 2))  # by hand: covariance 1 / 2
+
+
+def test_an_error_of_either_sign_is_covered_within_the_normal_quantile() -> None:
+    error = torch.tensor([-1.7, -1.6, 1.6, 1.7])  # 1.645 sigmas hold 90 % of a normal distribution
+    assert covered(error, torch.ones(4), 0.9) == 0.5
+    assert covered(error, 2 * torch.ones(4), 0.9) == 1

@@ -1,5 +1,6 @@
 """The report as a file, and as people see it, in a real browser."""
 
+import html
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ from twinboot.experiments.runner.store import carry_out, load
 from twinboot.experiments.seismic import estimates, regimes
 from twinboot.experiments.wells import basins, sweeps
 
-TOY = toy.TITLE.replace("<", "&lt;")  # in Markdown
+TOY = html.escape(toy.TITLE)  # in Markdown
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
 
@@ -30,8 +31,8 @@ def page(tmp_path: Path) -> Path:
     for name in ("first", "second"):
         run = carry_out(name, toy, toy.Config(), tmp_path / name)
         plots.save(lambda run=run: toy.figure(run.config, run.tables), tmp_path / name)
-        runs.append((run, tmp_path / name))
-    return write_report(runs, {"first": toy, "second": toy}, tmp_path)
+        runs.append(run)
+    return write_report(runs, tmp_path)
 
 
 def test_page_needs_nothing_from_outside(page: Path) -> None:
@@ -119,7 +120,7 @@ def test_page_in_a_browser(page: Path, width: int, dark: bool) -> None:
 def test_a_long_word_of_a_command_breaks_on_a_phone(page: Path, tmp_path: Path) -> None:
     run = load(tmp_path / "first", {"first": toy})
     long = replace(run, config=toy.Config(seed=10**70))
-    write_report([(long, tmp_path / "first")], {"first": toy}, tmp_path)
+    write_report([long], tmp_path)
     with browser(390) as driver:
         driver.get(page.as_uri())
         assert driver.execute_script("return document.documentElement.scrollWidth") <= 390
@@ -133,7 +134,7 @@ def test_a_wide_table_wraps_and_scrolls_only_where_that_is_not_enough(
     columns = {f"measure {k}": ["0.912 ± 0.005"] for k in range(10)}
     table = pd.DataFrame({"method": ["single, best loss, temperature by the hold-out"], **columns})
     monkeypatch.setattr(toy, "numbers", lambda config, tables: {"Many columns": table})
-    write_report([(load(tmp_path / "first", {"first": toy}), tmp_path / "first")], {"first": toy}, tmp_path)
+    write_report([load(tmp_path / "first", {"first": toy})], tmp_path)
     with browser(width) as driver:
         driver.get(page.as_uri())
         box = "document.querySelector('.scrolls')"
@@ -172,7 +173,7 @@ def test_the_report_of_the_real_experiments_in_a_browser(tmp_path: Path, monkeyp
             " s.querySelectorAll('.verdict').length, s.querySelectorAll('table.config tbody tr').length])"
         )
         fields = {name: len(module.Config.__dataclass_fields__) for name, module in cli.EXPERIMENTS.items()}
-        expected = [["gaussian", 2, 4], ["basins", 1, 3], ["sweeps", 1, 5], ["images", 3, 6], ["seismic", 6, 4]]
+        expected = [["gaussian", 2, 4], ["basins", 1, 3], ["sweeps", 1, 5], ["images", 2, 6], ["seismic", 6, 4]]
         expected += [["regimes", 2, 2], ["estimates", 2, 2], ["fwi", 1, 2]]
         assert sections == [[*row, fields[str(row[0])]] for row in expected]
         reasons = driver.execute_script(
@@ -216,30 +217,54 @@ def test_a_page_of_the_docs_has_its_figures_beside_it(
     text = (docs / "toys.md").read_text()
     assert text.startswith("# Of toys\n\n- Claims of the paper: ")
     assert "\n\nThey are small.\n\n| experiment |" in text
+    assert '\n\n<a id="first"></a>\n\n## ' in text
     assert f"![{TOY}](figures/toy-second.png)\n\n*{toy.CAPTION}*\n" in text
     assert f"[{TOY}](first/figure.png)" in page.with_suffix(".md").read_text()  # where the figure of a run is
+
+
+def test_a_folder_gets_a_page_for_each_run_and_keeps_its_other_pages(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "EXPERIMENTS", {"first": toy, "second": toy})
+    docs = tmp_path / "docs"
+    assert cli.main(["report", str(tmp_path), "--page", f"{docs}/results/"]) == 0
+    assert sorted(place.name for place in docs.rglob("*.*")) == ["first.md", "first.png", "second.md", "second.png"]
+    first, second = docs / "results/first.md", docs / "results/second.md"
+    assert first.read_text().startswith(f"# {TOY}\n\n- Claims of the paper: 1 held, 1 not held.\n")
+    assert f"![{TOY}](../figures/first.png)" in first.read_text()
+    assert "| experiment |" not in first.read_text()
+    before = second.read_text()
+    (docs / "results/own.md").write_text("# My own words\n")
+    shutil.rmtree(tmp_path / "first")
+    carry_out("first", toy, toy.Config(scale=2.0), tmp_path / "first")
+    assert cli.main(["report", str(tmp_path / "first"), "--page", str(docs / "results")]) == 0
+    assert "\n    twinboot first --scale 2.0\n" in first.read_text()
+    assert second.read_text() == before
+    assert (docs / "results/own.md").read_text() == "# My own words\n"
 
 
 def told(tmp_path: Path, words: dict[str, str] | None = None, **about: Any) -> tuple[str, str]:
     """The Markdown of both kinds, where run.json says so."""
     run = load(tmp_path / "first", {"first": toy})
-    runs = [(replace(run, about=run.about | about), tmp_path / "first")]
-    html = write_report(runs, {"first": toy}, tmp_path, **(words or {}))
-    assert "<script>alert" not in html.read_text()
-    docs = write_page(runs, {"first": toy}, tmp_path / "docs" / "toys.md", **(words or {}))
-    return html.with_suffix(".md").read_text(), docs.read_text()
+    runs = [replace(run, about=run.about | about)]
+    report = write_report(runs, tmp_path, **(words or {}))
+    assert "<script>alert" not in report.read_text()
+    docs = write_page(runs, tmp_path / "docs" / "toys.md", tmp_path / "docs" / "figures", **(words or {}))
+    return report.with_suffix(".md").read_text(), docs.read_text()
 
 
 def test_what_an_experiment_says_is_no_markup_in_markdown_either(page: Path, tmp_path: Path) -> None:
     for text in told(tmp_path):
-        assert "\n  &lt;script>alert(1)&lt;/script>\n" in text
-        assert set(re.findall(r"<[^ ][^>]*>", text)) == {'<a id="first">', "</a>", "<br>"}  # what the page itself has
+        assert "\n  &lt;script&gt;alert(1)&lt;/script&gt;\n" in text
+        assert set(re.findall(r"<[^ ][^>]*>", text)) <= {'<a id="first">', "</a>", "<br>"}  # what the page itself has
 
 
 @pytest.mark.parametrize("key", ["twinboot", "revision", "torch", "platform"])
 def test_what_a_file_says_is_text_in_markdown(key: str, page: Path, tmp_path: Path) -> None:
     said = "a <script>alert(1)</script>, <https://x.y>, [b](javascript:c), &lt;, 1 < 2 & 3"
-    shown = "a &lt;script>alert(1)&lt;/script>, &lt;https://x.y>, [b]\\(javascript:c), &amp;lt;, 1 < 2 & 3"
+    shown = (
+        "a &lt;script&gt;alert(1)&lt;/script&gt;, &lt;https://x.y&gt;, [b]\\(javascript:c), &amp;lt;, 1 &lt; 2 &amp; 3"
+    )
     for text in told(tmp_path, **{key: said}):
         assert shown in text
         assert "<script" not in text
@@ -249,79 +274,74 @@ def test_a_cell_of_a_table_stays_in_its_row(page: Path, tmp_path: Path, monkeypa
     table = pd.DataFrame({"set <i>": ["a\nb | <script>alert(1)"]})
     monkeypatch.setattr(toy, "numbers", lambda config, tables: {"Of\nsets": table})
     for text in told(tmp_path):
-        assert "\nOf sets:\n\n| set &lt;i> |\n|---|\n| a b \\| &lt;script>alert(1) |\n" in text
+        assert "\nOf sets:\n\n| set &lt;i&gt; |\n|---|\n| a b \\| &lt;script&gt;alert(1) |\n" in text
 
 
-def test_an_author_writes_markdown_without_html(page: Path, tmp_path: Path) -> None:
-    words = {"title": "Of *toys* <b>", "about": "See [them](toys.html)\nor <https://x.y>: <script>alert(1)</script>"}
+def test_a_title_is_text_and_a_paragraph_is_markdown(page: Path, tmp_path: Path) -> None:
+    words = {"title": "Of *toys* <b>", "about": "See [them](toys.html)\nor <https://x.y>."}
     for text in told(tmp_path, words):
-        assert text.startswith("# Of *toys* &lt;b>\n")
-        assert "\nSee [them](toys.html)\nor <https://x.y>: &lt;script>alert(1)&lt;/script>\n" in text
+        assert text.startswith("# Of *toys* &lt;b&gt;\n")
+        assert "\nSee [them](toys.html)\nor <https://x.y>.\n" in text
 
 
-def test_a_command_stays_in_its_span_of_code(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for command, span in (("a", "`a`"), ("a `` <i> `b`", "``` a `` &lt;i> `b` ```")):
-        monkeypatch.setattr("twinboot.experiments.report.command", lambda *_, command=command: command)
-        for text in told(tmp_path):
-            assert f"\nBy {span}: twinboot" in text
+def test_a_command_stays_in_its_block_of_code(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twinboot.experiments.report.command", lambda *_: "a `` <i> `b`\n# c")
+    for text in told(tmp_path):
+        assert "\n\n    a `` <i> `b` # c\n\n" in text
 
 
 def test_the_words_open_with_a_table_of_what_came_out(page: Path) -> None:
     text = page.with_suffix(".md").read_text()
     rows = [f"| [{TOY}](#{name}) | 1 held, 1 not held | 1 held |\n" for name in ("first", "second")]
-    assert "|---|---|---|\n" + "".join(rows) + "\n## How" in text
-    assert '\n<a id="first"></a>\n' in text
+    assert "|---|---|---|\n" + "".join(rows) + '\n<a id="first"></a>\n' in text
 
 
 def test_both_pages_say_how_to_read_them_in_the_same_words(page: Path) -> None:
-    marked, plain = page.read_text(), page.with_suffix(".md").read_text()
-    told = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", marked)
-    assert told == re.findall(r"^- \*\*(.*?)\*\*: (.*)$", plain, re.MULTILINE)
+    told = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.read_text())
     assert [word for word, _ in told][:5] == [*(status.capitalize() for status in ORDER), "±"]
-    assert plain.index("## How to read this") < plain.index(f"## {TOY}")
+    plain = re.findall(r"^- \*\*(.*?)\*\*: (.*)$", page.with_suffix(".md").read_text(), re.MULTILINE)
+    assert plain == [row for row in told if row[0] in ("Held", "Not held")]  # the words that this page uses
 
 
 def test_the_page_explains_each_column_of_the_images(page: Path) -> None:
     """But for the last one, which the title of the table explains."""
-    told = [
-        word.lower() for word in re.findall(r"^- \*\*(.*?)\*\*: ", page.with_suffix(".md").read_text(), re.MULTILINE)
-    ]
+    told = [word.lower() for word in re.findall(r"<dt>(.*?)</dt>", page.read_text())]
     headings = [*images.COLUMNS.values(), images.TIME]
     assert [heading for heading in headings if heading.lower() not in told] == []
 
 
 def test_page_names_the_runs_that_were_quick(page: Path, tmp_path: Path) -> None:
-    assert "not to be quoted" not in page.read_text()
+    assert "Do not quote" not in page.read_text()
     run = carry_out("first", toy, toy.QUICK, tmp_path / "quick" / "first")
     plots.save(lambda: toy.figure(run.config, run.tables), tmp_path / "quick" / "first")
-    write_report([(run, tmp_path / "quick" / "first")], {"first": toy}, tmp_path / "quick")
+    write_report([run], tmp_path / "quick")
     text = (tmp_path / "quick/report.html").read_text()
-    assert "not to be quoted: A toy &lt;experiment&gt; &amp; more." in text
-    assert text.index("not to be quoted") < text.index("Claims of the paper")  # read before what it is about
-    docs = write_page([(run, tmp_path / "quick" / "first")], {"first": toy}, tmp_path / "docs" / "toys.md")
-    for place in (tmp_path / "quick/report.md", docs):
-        said = "> Made with `--quick`, from few seeds, so that their verdicts are not to be quoted: A toy"
-        assert place.read_text().startswith(f"# {TITLE}\n\n{said}")
+    assert "Do not quote the verdicts of: A toy &lt;experiment&gt; &amp; more." in text
+    assert text.index("Do not quote") < text.index("Claims of the paper")  # read before what it is about
+    docs = write_page([run], tmp_path / "docs" / "toys.md", tmp_path / "docs" / "figures")
+    for place, title in ((tmp_path / "quick/report.md", TITLE), (docs, TOY)):
+        said = "> Made with `--quick`, from few seeds. Do not quote the verdicts of: A toy"
+        assert place.read_text().startswith(f"# {title}\n\n{said}")
 
 
 def test_both_kinds_of_page_name_the_runs_that_are_not_finished(page: Path, tmp_path: Path) -> None:
-    runs = [(load(tmp_path / "first", {"first": toy}), tmp_path / "first")]
+    runs = [load(tmp_path / "first", {"first": toy})]
     unfinished = ["the run in a is not complete.", "the run in b is not complete."]
-    html = write_report(runs, {"first": toy}, tmp_path, unfinished=unfinished)
-    assert "<li>the run in b is not complete.</li>" in html.read_text()
-    docs = write_page(runs, {"first": toy}, tmp_path / "docs" / "toys.md", unfinished=unfinished)
-    for place in (html.with_suffix(".md"), docs):
-        said = "> Begun but not finished, and so not on this page:\n"
+    report = write_report(runs, tmp_path, unfinished=unfinished)
+    assert "<li>the run in b is not complete.</li>" in report.read_text()
+    docs = write_page(runs, tmp_path / "docs" / "toys.md", tmp_path / "docs" / "figures", unfinished=unfinished)
+    for place in (report.with_suffix(".md"), docs):
+        said = "> Unfinished runs, which are not on this page:\n"
         said += "> - the run in a is not complete.\n> - the run in b is not complete.\n\n- Claims"
         assert said in place.read_text()
 
 
 def test_every_figure_of_the_docs_is_there() -> None:
     docs = Path(__file__).parents[2] / "docs"
-    for page in docs.glob("*.md"):
-        linked = re.findall(r"\]\((figures/.*?)\)", page.read_text())
-        assert [name for name in linked if not (docs / name).exists()] == []
-    assert "](figures/gaussian.png)" in (docs / "results.md").read_text()
+    for page in docs.rglob("*.md"):
+        linked = re.findall(r"\]\(((?:\.\./)?figures/.*?)\)", page.read_text())
+        assert [name for name in linked if not (page.parent / name).exists()] == []
+    assert "](../figures/gaussian.png)" in (docs / "results/gaussian.md").read_text()
 
 
 def test_a_config_says_its_own_reason_where_it_changes_a_setting() -> None:
@@ -340,5 +360,5 @@ def test_a_status_is_counted_only_if_a_claim_has_it(
     verdict = Verdict("It lasts.", "nowhere", "undecided", "Too few runs.")
     monkeypatch.setattr(toy, "verdicts", lambda config, tables: [verdict])
     run = load(tmp_path / "first", {"first": toy})
-    write_report([(run, tmp_path / "first")], {"first": toy}, tmp_path)
+    write_report([run], tmp_path)
     assert "- Claims of the paper: 1 undecided.\n\nThe paper" in words.read_text()

@@ -132,7 +132,7 @@ def test_what_stops_the_writer_is_said_without_its_source(tmp_path: Path, monkey
         raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
 
     monkeypatch.setattr(torch, "save", stops)
-    with pytest.raises(OSError, match=r"epoch-1.pt: PyTorch could not write all of it; the checkpoint before it is as"):
+    with pytest.raises(OSError, match=r"epoch-1.pt: PyTorch could not write all of it; the checkpoint before it"):
         Checkpoints(tmp_path, keep=1).save(1, {})
     monkeypatch.setattr(torch, "save", lambda state, path: torch.zeros(1, device="meta").item())
     with pytest.raises(OSError, match=r"epoch-1.pt: Tensor.item\(\) cannot be called on meta tensors; the checkpoint"):

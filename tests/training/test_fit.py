@@ -625,8 +625,8 @@ def test_a_run_that_is_finished_says_that_nothing_was_trained(tmp_path: Path, ca
     assert "finished" not in capsys.readouterr().err
     again = fit(mlp(), blobs(60), **options)
     said = capsys.readouterr().err
-    best = f"finished after 2 epochs, the best of them {first.best_epoch}: nothing was trained."
-    assert said.startswith(f"{tmp_path / 'run'} holds this run, {best}")
+    best = f"finished after 2 epochs (best: {first.best_epoch}): nothing was trained."
+    assert said.startswith(f"{tmp_path / 'run'} has this run, {best}")
     assert said.count("\n") == 1
     assert again.history == first.history
     fit(mlp(), blobs(60), progress=False, **options)

@@ -5,27 +5,29 @@ import math
 import pytest
 import torch
 
-from twinboot.training.losses import named
+from twinboot.training.losses import loss_function
 
 
 def test_each_name_gives_its_closed_form() -> None:
     logits, labels = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0])
     expected = torch.tensor([math.log(1 + math.exp(-2)), math.log(1 + math.e)])
-    torch.testing.assert_close(named("classification")(logits, labels), expected)
+    torch.testing.assert_close(loss_function("classification")(logits, labels), expected)
     values, target = torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[1.0, 0.0], [3.0, 1.0]])
-    torch.testing.assert_close(named("regression")(values, target), torch.tensor([2.0, 5.0]))
+    torch.testing.assert_close(loss_function("regression")(values, target), torch.tensor([2.0, 5.0]))
     heads = torch.tensor([[1.0, math.log(4.0)]])
     normal = torch.distributions.Normal(1.0, 2.0)
-    torch.testing.assert_close(named("gaussian")(heads, torch.tensor([3.0])), -normal.log_prob(torch.tensor([3.0])))
+    torch.testing.assert_close(
+        loss_function("gaussian")(heads, torch.tensor([3.0])), -normal.log_prob(torch.tensor([3.0]))
+    )
 
 
 def test_a_target_without_the_last_axis_is_not_broadcast_into_a_square() -> None:
     values = torch.tensor([[1.0], [2.0], [3.0]])
     torch.testing.assert_close(
-        named("regression")(values, torch.tensor([1.0, 2.0, 5.0])), torch.tensor([0.0, 0.0, 4.0])
+        loss_function("regression")(values, torch.tensor([1.0, 2.0, 5.0])), torch.tensor([0.0, 0.0, 4.0])
     )
     with pytest.raises(ValueError, match=r"targets have shape \(2,\), but the model gives \(3, 1\)"):
-        named("regression")(values, torch.zeros(2))
+        loss_function("regression")(values, torch.zeros(2))
 
 
 @pytest.mark.parametrize(
@@ -71,15 +73,15 @@ def test_a_target_without_the_last_axis_is_not_broadcast_into_a_square() -> None
 )
 def test_what_does_not_fit_is_said_in_one_sentence(loss: object, output: object, target: object, said: str) -> None:
     with pytest.raises((ValueError, TypeError), match=said):
-        named(loss)(output, target)  # type: ignore[arg-type]
+        loss_function(loss)(output, target)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("loss", ["mse", None, 3])
 def test_an_unknown_loss_is_refused_with_the_names_there_are(loss: object) -> None:
     with pytest.raises(ValueError, match='use "classification", "regression" or "gaussian", or a function'):
-        named(loss)  # type: ignore[arg-type]
+        loss_function(loss)  # type: ignore[arg-type]
 
 
 def test_half_precision_outputs_are_compared_in_single_precision() -> None:
     half = torch.tensor([[1001.0], [300.0]]).half()
-    torch.testing.assert_close(named("regression")(half, torch.tensor([1003.0, 0.0])), torch.tensor([4.0, 9e4]))
+    torch.testing.assert_close(loss_function("regression")(half, torch.tensor([1003.0, 0.0])), torch.tensor([4.0, 9e4]))

@@ -1,4 +1,4 @@
-"""Optimizers that are made for the twins, and what would train nothing."""
+"""Optimizers that are make_optimizer for the twins, and what would train nothing."""
 
 import time
 from typing import Any, cast
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from twinboot.training.optimizers import adam, made, settings_of_scheduler
+from twinboot.training.optimizers import adam, make_optimizer, settings_of_scheduler
 
 FROZEN = nn.Parameter(torch.zeros(1), requires_grad=False)
 TWINS = [[nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3, 3)), FROZEN] for _ in range(2)]
@@ -16,7 +16,7 @@ OWN = [*TWINS[0], *TWINS[1][:2]]
 
 
 def test_by_default_it_is_adam_at_the_rate() -> None:
-    found = made(None, TWINS, 0.25)
+    found = make_optimizer(None, TWINS, 0.25)
     assert isinstance(found, torch.optim.Adam)
     assert [(group["lr"], group["params"]) for group in found.param_groups] == [(0.25, OWN)]
 
@@ -42,11 +42,11 @@ def by_shape(parameters: Any) -> torch.optim.Optimizer:
 
 
 def test_groups_with_options_of_their_own_are_fine_and_frozen_parameters_may_be_left_out() -> None:
-    assert len(made(by_shape, TWINS, 1.0).param_groups) == 2
-    each = made(lambda p: torch.optim.SGD([{"params": [x], "lr": 0.1} for x in p]), TWINS, 1.0)
+    assert len(make_optimizer(by_shape, TWINS, 1.0).param_groups) == 2
+    each = make_optimizer(lambda p: torch.optim.SGD([{"params": [x], "lr": 0.1} for x in p]), TWINS, 1.0)
     assert len(each.param_groups) == len(OWN)
     trained = [p for p in OWN if p.requires_grad]
-    assert made(lambda p: torch.optim.SGD(trained, 0.1), TWINS, 1.0).param_groups[0]["params"] == trained
+    assert make_optimizer(lambda p: torch.optim.SGD(trained, 0.1), TWINS, 1.0).param_groups[0]["params"] == trained
 
 
 @pytest.mark.parametrize("part", [slice(-2, None), slice(1), slice(0, 2)])
@@ -54,7 +54,7 @@ def test_an_optimizer_of_a_part_is_refused_and_the_sentence_says_how_to_train_on
     with pytest.raises(
         ValueError, match=r"trains only some .*: to train a part of the model, freeze the rest with req"
     ):
-        made(lambda p: torch.optim.Adam(list(p)[part]), TWINS, 0.1)
+        make_optimizer(lambda p: torch.optim.Adam(list(p)[part]), TWINS, 0.1)
 
 
 def test_twins_that_would_be_trained_at_different_rates_are_refused() -> None:
@@ -63,7 +63,7 @@ def test_twins_that_would_be_trained_at_different_rates_are_refused() -> None:
         return torch.optim.SGD([{"params": p[:3]}, {"params": p[3:], "lr": 0.2}], 0.1)
 
     with pytest.raises(ValueError, match=r"has other options for the same weight of different twins: divide"):
-        made(by_place, TWINS, 0.1)
+        make_optimizer(by_place, TWINS, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_twins_that_would_be_trained_at_different_rates_are_refused() -> None:
 )
 def test_what_would_train_nothing_is_refused(make: Any, said: str) -> None:
     with pytest.raises((TypeError, ValueError), match=said):
-        made(make, TWINS, 0.1)
+        make_optimizer(make, TWINS, 0.1)
 
 
 class OwnScheduler(torch.optim.lr_scheduler.LRScheduler):

@@ -61,7 +61,7 @@ def test_unseen_samples_that_are_not_finite_are_named() -> None:
     x, y = classes(120).tensors
     x = x.clone()
     x[Bootstrap(120, seed=0).unseen[0]] = math.nan
-    with pytest.raises(FloatingPointError, match=r"in epoch 1: look for bad ones among those of bootstrap.unseen"):
+    with pytest.raises(FloatingPointError, match=r"in epoch 1: check the samples of bootstrap.unseen"):
         fit(mlp(), TensorDataset(x, y), epochs=1, progress=False)
 
 

@@ -1,12 +1,13 @@
-"""How to get what a plain install leaves out, for sentences about what is missing."""
+"""How to install what a plain install leaves out, for error messages."""
 
 from __future__ import annotations
 
 
 def how_to_install(extra: str) -> str:
-    """The end of such a sentence. It names a clone, as no package index has this library yet.
+    """The end of a message about a missing package. pip takes the extra from the installed twinboot, so this works
+    without a clone, and although no package index has twinboot.
 
     >>> how_to_install("plots")
-    "pip install '.[plots]' in a clone of twinboot."
+    'pip install "twinboot[plots]"'
     """
-    return f"pip install '.[{extra}]' in a clone of twinboot."
+    return f'pip install "twinboot[{extra}]"'

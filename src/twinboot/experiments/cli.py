@@ -1,46 +1,114 @@
 """The command line: `twinboot gaussian`, `twinboot reproduce`, `twinboot report`, and so on.
 
-Exit codes: 0 done, 1 something about files, 2 wrong flags or values, 130 stopped with Ctrl-C.
+Exit codes: 0 done, 1 a problem with files, 2 wrong flags or values, 130 stopped with Ctrl-C.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import os
-import re
 import shlex
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from .._core.extras import how_to_install
 
 try:
+    import tyro
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     from .. import __version__
     from ..training.checkpoints import DamagedError
     from . import plots
-    from .commands import Redraw, Report, Reproduce, RunExperiment, UsageError, parse
     from .registry import EXPERIMENTS
     from .report import write_page, write_report
     from .runner.experiment import Part, Tick, UnavailableError, label
-    from .runner.store import Run, RunError, UnfinishedError, carry_out, load, shown
+    from .runner.store import Run, RunError, UnfinishedError, carry_out, errors_explained, load
 except ImportError as error:
     raise SystemExit(f"twinboot: the command line needs more packages ({error}): {how_to_install('cli')}") from None
 
+DESCRIPTION = f"""Twin-Boot {__version__}: repeat the paper's experiments.
+
+Start with `twinboot reproduce --quick`: it runs every experiment with few seeds and writes a page about all of them.
+`twinboot --version` prints the version.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    out: Path
+    """Directory of runs; out/quick by default with --quick. Repeat the command to resume a run that was stopped."""
+    jobs: int = 1
+    """How many parts of an experiment run at once, each in a process of its own."""
+    quick: bool = False
+    """Fewer seeds and settings. All experiments together take under five minutes."""
+    full: bool = False
+    """All seeds and settings, as without --quick."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunExperiment(Running):
+    """Run one experiment."""
+
+    config: Annotated[Any, tyro.conf.arg(name="")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduce(Running):
+    """Run all experiments and write the report."""
+
+    seed: int | None = None
+    """The seed of every experiment. By default each has its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Redraw:
+    """Draw the figures of finished runs again, without running anything."""
+
+    directory: tyro.conf.Positional[Path]
+    """A run or a directory of runs, such as out/demo."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Write one HTML page about all finished runs: figures, numbers, verdicts and configs."""
+
+    directory: tyro.conf.Positional[Path]
+    """A run or a directory of runs, such as out/demo."""
+    page: Path | None = None
+    """Also write Markdown: one page per run in a folder (docs/results), or one page for all runs (docs/results.md)."""
+    prefix: str = ""
+    """Put this before the names of the figures, which go into docs/figures, and of the pages in a folder."""
+    title: str = ""
+    """Title of the pages. By default a page about one run has the title of its experiment."""
+    about: str = ""
+    """A paragraph for the top of the pages, in Markdown."""
+
+
+class UsageError(Exception):
+    """Wrong flags or values, in one sentence."""
+
+
+@contextlib.contextmanager
+def _checking_config() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
 
 def main(arguments: list[str] | None = None) -> int:
-    """Carry out a command and give its exit code."""
+    """Carry out a command and return its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # where there is no UTF-8, a sign less rather than no result
+        sys.stdout.reconfigure(errors="replace")  # without UTF-8, lose a sign rather than the result
     try:
         if arguments == ["--version"]:
             print(f"twinboot {__version__}")
@@ -51,30 +119,14 @@ def main(arguments: list[str] | None = None) -> int:
         return _fail(str(error), 1)
     except (UsageError, UnavailableError, FloatingPointError) as error:
         return _fail(str(error), 2)
-    except BrokenPipeError:  # as in `twinboot gaussian | head`: nobody reads on
+    except BrokenPipeError:  # the reader is gone, as in `twinboot gaussian | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         return _fail(f"{error.filename or 'output'}: {error.strerror}." if error.strerror else str(error), 1)
     except KeyboardInterrupt:
         again = shlex.join(["twinboot", *arguments])
-        return _fail(f"stopped; what is done is kept. The same command goes on: {again}", 130)
+        return _fail(f"stopped; finished parts are stored. To resume, repeat the command: {again}", 130)
     return 0
-
-
-def _carry_out(arguments: list[str]) -> None:
-    command = parse(arguments, EXPERIMENTS)
-    if isinstance(command, RunExperiment):
-        run, place = _run(arguments[0], command.config, command.out, command.jobs)
-        with shown(run, place):
-            _tell(run)
-        print(f"figure: {_draw(run, place)}")
-    elif isinstance(command, Reproduce):
-        _reproduce(command)
-    elif isinstance(command, Redraw):
-        for directory in _runs_in(command.directory):
-            print(f"figure: {_draw(load(directory, EXPERIMENTS), directory)}", flush=True)
-    else:
-        _report(command)
 
 
 def _fail(message: str, code: int) -> int:
@@ -82,93 +134,126 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
+def _parse(arguments: list[str]) -> RunExperiment | Reproduce | Redraw | Report:
+    """tyro ends the program with code 2 if a flag is wrong, and says which."""
+    quick = "--quick" in arguments
+    if quick and "--full" in arguments:
+        raise UsageError("--quick and --full exclude each other.")
+    # --quick changes the defaults of the other flags, which the help shows.
+    out = Path("out/quick" if quick else "out/full")
+    commands: dict[str, Any] = {
+        name: RunExperiment(config=experiment.QUICK if quick else experiment.Config(), out=out)
+        for name, experiment in EXPERIMENTS.items()
+    }
+    commands |= {"reproduce": Reproduce(out=out)}
+    commands |= {"figure": Redraw(directory=tyro.MISSING), "report": Report(directory=tyro.MISSING)}
+    if arguments and arguments[0] in commands:  # so that hints about a wrong flag are about this command alone
+        commands = {arguments[0]: commands[arguments[0]]}
+    about = {name: EXPERIMENTS[name].Config if name in EXPERIMENTS else type(c) for name, c in commands.items()}
+    descriptions = {name: str(kind.__doc__) for name, kind in about.items()}
+    choices: Any = tyro.extras.subcommand_type_from_defaults(commands, descriptions)
+    style = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
+    with _checking_config():
+        return tyro.cli(choices, prog="twinboot", description=DESCRIPTION, args=arguments, config=style)  # type: ignore[no-any-return]
+
+
+def _carry_out(arguments: list[str]) -> None:
+    command = _parse(arguments)
+    if isinstance(command, RunExperiment):
+        run = _run(arguments[0], command.config, command.out, command.jobs)
+        with errors_explained(run):
+            _print(run)
+        print(f"figure: {_draw(run)}")
+    elif isinstance(command, Reproduce):
+        _reproduce(command)
+    elif isinstance(command, Redraw):
+        for directory in _runs_in(command.directory):
+            print(f"figure: {_draw(load(directory, EXPERIMENTS))}", flush=True)
+    else:
+        _report(command)
+
+
 def _reproduce(command: Reproduce) -> None:
     for name, experiment in EXPERIMENTS.items():
         config = experiment.QUICK if command.quick else experiment.Config()
-        if command.seed is not None:
-            try:
-                config = dataclasses.replace(config, seed=command.seed)
-            except ValueError as error:
-                raise UsageError(str(error)) from None
+        with _checking_config():
+            config = config if command.seed is None else replace(config, seed=command.seed)
         try:
-            run, place = _run(name, config, command.out, command.jobs)
+            run = _run(name, config, command.out, command.jobs)
         except UnavailableError as error:
             print(f"twinboot: left out: {error}", file=sys.stderr)
             continue
-        _draw(run, place)
+        _draw(run)
         print(f"{name}: {run.about['seconds']:.0f} s", flush=True)
     _report(Report(directory=command.out))
 
 
-def _run(name: str, config: Any, out: Path, jobs: int) -> tuple[Run, Path]:
+def _run(name: str, config: Any, out: Path, jobs: int) -> Run:
     if jobs < 1:
         raise UsageError(f"jobs must be at least 1, not {jobs}.")
     experiment = EXPERIMENTS[name]
-    try:
+    with _checking_config():
         parts = experiment.parts(config)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    place = out / label(name, experiment, config)
+    directory = out / label(name, experiment, config)
     with _progress(name, parts) as begin:
-        run = carry_out(name, experiment, config, place, begin, jobs)
+        run = carry_out(name, experiment, config, directory, begin, jobs)
     if not run.fresh:
         made = f"by twinboot {run.about['twinboot']} ({run.about['revision']}), {run.about['started']}"
-        print(f"{name}: this run was complete already, made {made}; to run it again, delete {place}.")
-    return run, place
+        print(f"{name}: this run was already finished, made {made}; to run it again, delete {directory}.")
+    return run
 
 
 def _report(command: Report) -> None:
     runs, unfinished = [], []
-    for place in _runs_in(command.directory):
+    for directory in _runs_in(command.directory):
         try:
-            run = load(place, EXPERIMENTS)
+            run = load(directory, EXPERIMENTS)
         except UnfinishedError as error:
-            unfinished.append(str(error).replace(str(place), place.name))  # pages may be published
+            unfinished.append(str(error).replace(str(directory), directory.name))  # the page may be published
             print(f"twinboot: left out: {error}", file=sys.stderr)
             continue
-        _draw(run, place)
-        runs.append((run, place))
+        _draw(run)
+        runs.append(run)
     if not runs:
-        raise RunError(f"{command.directory} holds no finished run to report: {unfinished[0]}")
-    words: Any = {"title": command.title, "about": command.about, "unfinished": unfinished}
-    print(f"report: {write_report(runs, EXPERIMENTS, command.directory, **words)}")
-    if command.page is not None:
-        words |= {"prefix": command.prefix, "update": command.update}
-        try:
-            print(f"page: {write_page(runs, EXPERIMENTS, command.page, **words)}")
-        except ValueError as error:  # a page that is not a report's
-            raise RunError(str(error)) from None
+        raise RunError(f"{command.directory} has no finished run to report: {unfinished[0]}")
+    words: Any = {"title": command.title, "about": command.about}
+    print(f"report: {write_report(runs, command.directory, **words, unfinished=unfinished)}")
+    if command.page is None:
+        return
+    words |= {"figures": command.page.parent / "figures", "prefix": command.prefix}
+    if command.page.suffix == ".md":
+        print(f"page: {write_page(runs, command.page, **words, unfinished=unfinished)}")
+    else:
+        for run in runs:
+            page = command.page / f"{command.prefix}{run.label}.md"
+            print(f"page: {write_page([run], page, **words)}")
 
 
 def _runs_in(directory: Path) -> list[Path]:
-    """The runs in a directory, in the order of the paper; or the directory itself if it is one."""
+    """The runs in a directory, in the order of the paper; or the directory itself if it is a run."""
     if (directory / "run.json").exists():
         return [directory]
-    found = [
-        place.parent
-        for name in EXPERIMENTS
-        for place in sorted(directory.glob(f"{name}*/run.json"))
-        if re.fullmatch(rf"{name}(-.+)?", place.parent.name)
-    ]
+    patterns = [pattern for name in EXPERIMENTS for pattern in (f"{name}/run.json", f"{name}-*/run.json")]
+    found = [path.parent for pattern in patterns for path in sorted(directory.glob(pattern))]
     if not found:
         raise RunError(f"there is no run in {directory}: `twinboot reproduce --quick --out {directory}` makes some.")
     return found
 
 
-def _draw(run: Run, directory: Path) -> Path:
+def _draw(run: Run) -> Path:
     console = Console(stderr=True)
     status = console.status(f"{run.name}: drawing") if console.is_terminal else contextlib.nullcontext()
-    with status, shown(run, directory):
-        return plots.save(lambda: EXPERIMENTS[run.name].figure(run.config, run.tables), directory)
+    with status, errors_explained(run):
+        return plots.save(lambda: run.experiment.figure(run.config, run.tables), run.directory)
 
 
-def _tell(run: Run) -> None:
-    """The numbers and verdicts on the terminal."""
-    experiment, width = EXPERIMENTS[run.name], min(shutil.get_terminal_size((110, 1)).columns, 110) - 4
-    for title, table in experiment.numbers(run.config, run.tables).items():
+def _print(run: Run) -> None:
+    """Print the numbers and verdicts."""
+    width = min(shutil.get_terminal_size((110, 1)).columns, 110) - 4
+    for title, table in run.experiment.numbers(run.config, run.tables).items():
         print(f"\n{title}\n{table.to_string(index=False)}")
     print()
-    for verdict in experiment.verdicts(run.config, run.tables):
+    for verdict in run.experiment.verdicts(run.config, run.tables):
         print(f"{verdict.status.upper()}: {verdict.claim} ({verdict.source})")
         print(textwrap.indent(textwrap.fill(verdict.evidence, width), "    "))
     print(f"\n{run.about['seconds']:.0f} s")
@@ -176,7 +261,7 @@ def _tell(run: Run) -> None:
 
 @contextlib.contextmanager
 def _progress(name: str, parts: list[Part]) -> Iterator[Callable[[Part], Tick]]:
-    """A bar for all parts together, on standard error, and nothing at all where that is no terminal."""
+    """A progress bar for all parts together, on standard error. It is left out if that is not a terminal."""
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:

@@ -1,31 +1,33 @@
-"""Means with their errors: how they are computed from seeds or splits, and how people read them."""
+"""Means over seeds or splits, with their confidence intervals, and how tables print them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable
-from statistics import NormalDist
+from collections.abc import Hashable, Mapping
 
 import pandas as pd
+import torch
+from scipy.special import ndtri, stdtrit
+from torch import Tensor
 
 
 def interval(values: pd.Series) -> tuple[float, float]:
-    """A mean and the half width of its 95 % confidence interval, by Student's distribution."""
+    """A mean and the half width of its 95 % confidence interval, by Student's t."""
     n = len(values)
     if n < 2:
         return float(values.mean()), math.nan
-    return float(values.mean()), float(_student(n - 1) * values.std() / math.sqrt(n))
+    return float(values.mean()), float(stdtrit(n - 1, 0.975) * values.std() / math.sqrt(n))
 
 
 def change(wide: pd.DataFrame, ours: Hashable, theirs: Hashable) -> tuple[float, float]:
-    """From their column to ours on the same seeds, relative to the mean of theirs: mean, and half of its interval."""
+    """The difference of two columns, seed by seed, as a share of the mean of `theirs`: mean and half width."""
     mean, half = interval(wide[ours] - wide[theirs])
     unit = float(wide[theirs].mean())
     return mean / unit, half / unit
 
 
 def with_error(value: float, error: float, form: str) -> str:
-    """A number with its error, as far as they are known.
+    """A number with its error; NaN is left out.
 
     >>> with_error(0.1234, 0.05, "{:+.2f}"), with_error(-0.5, math.nan, "{:.0%}"), with_error(math.nan, 1.0, "{}")
     ('+0.12 ± 0.05', '-50%', '')
@@ -35,24 +37,40 @@ def with_error(value: float, error: float, form: str) -> str:
     return form.format(value) + ("" if math.isnan(error) else f" ± {form.replace('+', '').format(error)}")
 
 
-def plus_minus(values: Iterable[float], errors: Iterable[float], digits: int) -> list[str]:
-    """A column of numbers with their errors."""
-    return [with_error(value, error, f"{{:.{digits}f}}") for value, error in zip(values, errors, strict=True)]
+def with_interval(values: pd.Series, form: str) -> str:
+    """The mean of some values with half of its 95 % interval.
+
+    >>> with_interval(pd.Series([0.1, 0.2, 0.3]), "{:.2f}")
+    '0.20 ± 0.25'
+    """
+    return with_error(*interval(values), form)
 
 
-def _student(degrees: int) -> float:
-    """The quantile of Student's distribution at 97.5 %: in closed form for one and two degrees of freedom, then by the
-    terms of an expansion in 1 / degrees, to 0.2 % at three of them and ever better (Abramowitz and Stegun 26.7.5)."""
-    if degrees == 1:
-        return math.tan(0.475 * math.pi)
-    if degrees == 2:
-        return 0.95 * math.sqrt(2 / (4 * 0.975 * 0.025))
-    z = NormalDist().inv_cdf(0.975)
-    terms = (
-        z,
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return sum(term / float(degrees) ** power for power, term in enumerate(terms))
+def formatted(found: pd.DataFrame, columns: Mapping[str, tuple[str, ...]]) -> pd.DataFrame:
+    """A table for people. `columns`: title -> (column,), (column, format) or (column, format, column of its errors).
+
+    >>> found = pd.DataFrame({"name": ["a", "b"], "mean": [0.25, math.nan], "error": [0.125, 1.0]})
+    >>> formatted(found, {"who": ("name",), "mean ± error": ("mean", "{:.1f}", "error")}).to_dict("list")
+    {'who': ['a', 'b'], 'mean ± error': ['0.2 ± 0.1', '']}
+    """
+    shown = {}
+    for title, (column, *more) in columns.items():
+        values = found[column].to_list()
+        if more:
+            form, *errors = more
+            known = found[errors[0]] if errors else [math.nan] * len(found)
+            values = [with_error(value, error, form) for value, error in zip(values, known, strict=True)]
+        shown[title] = values
+    return pd.DataFrame(shown)
+
+
+def covered(error: Tensor, sigma: Tensor, level: float) -> float:
+    """The share of the cells whose normal interval of that level contains the true value."""
+    half_width = float(ndtri(0.5 + level / 2))
+    return (error.abs() < half_width * sigma).float().mean().item()
+
+
+def correlation(sigma: Tensor, error: Tensor) -> float:
+    """The correlation of sigma with |error| over the cells; 0 if sigma is the same everywhere."""
+    found = torch.corrcoef(torch.stack([sigma.flatten(), error.abs().flatten()]))[0, 1].item()
+    return found if math.isfinite(found) else 0.0

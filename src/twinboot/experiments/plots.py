@@ -1,4 +1,4 @@
-"""The look that all figures share, on light and on dark pages."""
+"""The style of all figures, for light and dark pages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ except ImportError as error:
 
 from .._core.atomic import replacing
 
-# Twin 1, twin 2, and what is true: told apart by people with any kind of colour vision, on white and on black.
+# Colours of twin 1, twin 2 and the truth, for all kinds of colour vision, on white and on black.
 TWINS = ("#3b82c4", "#e08a3c")
 TRUTH = "#d6336c"
 FILES = ("figure.png", "figure-dark.png")
@@ -29,61 +29,50 @@ SERIES = ("#3b82c4", "#e08a3c", "#2f9e77", "#9c6ade")
 
 @contextmanager
 def theme(dark: bool = False) -> Iterator[None]:
-    """Figures that are made and saved inside the block share size of type, frame and colours."""
+    """The style of figures that are made and saved inside the block."""
     paper, ink, faint = ("#16181d", "#e6e6e6", "#3a3f47") if dark else ("white", "#222222", "#dddddd")
     style: Any = {
-        "figure.facecolor": paper,
-        "savefig.facecolor": paper,
-        "axes.facecolor": paper,
-        "legend.facecolor": paper,
-        "text.color": ink,
-        "axes.labelcolor": ink,
-        "axes.edgecolor": ink,
-        "xtick.color": ink,
-        "ytick.color": ink,
-        "grid.color": faint,
-        "legend.edgecolor": faint,
+        **dict.fromkeys(("figure.facecolor", "savefig.facecolor", "axes.facecolor", "legend.facecolor"), paper),
+        **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), ink),
+        **dict.fromkeys(("grid.color", "legend.edgecolor"), faint),
+        **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
         "font.size": 11.0,
         "axes.titlesize": 12.0,
         "legend.fontsize": 9.0,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "svg.hashsalt": "twinboot",
     }
     with mpl.rc_context(style):
         yield
 
 
 def ink() -> str:
-    """The colour of text in the present theme."""
+    """The colour of text in the current theme."""
     return str(mpl.rcParams["text.color"])
 
 
 def circle(axes: Axes, center: tuple[float, float], radius: float, **style: object) -> None:
-    """A ring around a point, in the units of the data."""
+    """Draw a circle in the units of the data."""
     axes.add_patch(Circle(center, radius, fill=False, **style))
 
 
 def log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
-    """1, 2 and 5 of each decade between two positive numbers, or more of it where those are too few, or else numbers
-    that are evenly apart; and their text, in plain figures.
+    """Ticks between two positive numbers, with their labels: 1, 2 and 5 of each decade, or more if those are too few.
 
     >>> log_ticks(0.03, 0.6)[1], log_ticks(0.9, 2.9)[1], log_ticks(1.6, 1.9)[1][:2]
     (['0.05', '0.1', '0.2', '0.5'], ['1', '1.2', '1.5', '2', '2.5'], ['1.62', '1.68'])
     """
-    for steps in ((1, 2, 5), (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)):
-        found = [m * 10.0**e for e in range(-6, 3) for m in steps if low <= m * 10.0**e <= high]
+    few, many = (1, 2, 5), (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
+    decades = [[step * 10.0**e for e in range(-6, 3) for step in steps] for steps in (few, many)]
+    for ticks in (*decades, MaxNLocator(5).tick_values(low, high)):
+        found = [float(tick) for tick in ticks if low <= tick <= high]
         if len(found) >= 3:
             break
-    else:
-        found = [value for value in map(float, MaxNLocator(5).tick_values(low, high)) if low <= value <= high]
     return found, [f"{value:g}" for value in found]
 
 
 def save(draw: Callable[[], Figure], directory: Path) -> Path:
-    """Write the picture for light pages and for dark ones; gives the path of the first."""
+    """Write the figure for light and for dark pages, and return the path of the first."""
     for name, dark in zip(FILES, (False, True), strict=True):
         with theme(dark), replacing(directory / name) as partial:
-            # Without the version of matplotlib in it, the same picture is the same file.
+            # Without matplotlib's version in it, the same figure is the same file.
             draw().savefig(partial, format="png", dpi=120, metadata={"Software": None})
     return directory / FILES[0]

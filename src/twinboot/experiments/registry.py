@@ -1,4 +1,4 @@
-"""All experiments by name, in the order of the paper. Each is a module with the names of `Experiment`."""
+"""All experiments by name, in the order of the paper. `runner.experiment.Experiment` lists what such a module has."""
 
 from __future__ import annotations
 

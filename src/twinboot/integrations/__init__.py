@@ -1,4 +1,4 @@
-"""Twin-Boot inside other libraries: a package for each, which needs an extra of its own and is imported only on demand.
+"""Twin-Boot for other libraries. Each module needs the extra of its name, and is imported only on demand.
 
 sklearn      TwinBootClassifier, TwinBootRegressor
 lightning    TwinModule

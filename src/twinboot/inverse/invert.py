@@ -108,7 +108,7 @@ def invert(
     groups = protocol.groups or blocks_of_three(initial.ndim)
     twins = Twins(nn.ParameterDict({"field": initial.detach().clone()}), replicas, groups, seed, stacked=True)
     [fields] = twins.parameters()
-    stepper = optimizers.made(optimizer, [[fields]], rate=0.01)
+    stepper = optimizers.make_optimizer(optimizer, [[fields]], lr=0.01)
     schedule = torch.optim.lr_scheduler.ExponentialLR(stepper, decay)
     stopping = _EarlyStopping(twins, data, stop)
 

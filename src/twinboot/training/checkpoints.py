@@ -1,7 +1,7 @@
-"""The state of a training run on disk: written whole or not at all, the last few kept, and read without unpickling.
+"""The state of a training run on disk: written completely or not at all, and read without unpickling.
 
 A file is what `torch.save` writes, a zip archive, whose comment holds a digest of all bytes before it. `torch.load`
-reads it like any other; `read` checks the digest first, so that no damaged file is taken for another state.
+reads it like any other. `read` checks the digest first, so a damaged file is never taken for another state.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .._core.checks import one_line
 
 FORMAT = 2
 NOT_PLAIN = (
-    "the state of the optimizer or the scheduler holds what cannot be read back without unpickling ({}): use plain "
-    "numbers and functions in them."
+    "the state of the optimizer or the scheduler cannot be read back without unpickling ({}): use plain numbers and "
+    "functions in them."
 )
 
 FULL = 2**20  # bytes: a disk with fewer left is full
 
 
 class DamagedError(ValueError):
-    """A checkpoint that cannot be read, in one sentence."""
+    """A checkpoint that is damaged."""
 
 
 class Checkpoints:
@@ -51,13 +51,13 @@ class Checkpoints:
             raise OSError(f"can't write checkpoints to {str(self.directory)!r}: {why}.") from None
 
     def save(self, epoch: int, state: dict[str, Any]) -> None:
-        """Write a state; older ones are removed only once it is there."""
+        """Write a state, then remove older ones."""
         write({"format": FORMAT, "epoch": epoch, **state}, self._path(epoch))
         for old in self._epochs()[: -self.keep]:
             self._path(old).unlink(missing_ok=True)
 
     def latest(self, device: torch.device) -> dict[str, Any] | None:
-        """The newest state, or None if there is none yet. What a kill left half written is removed."""
+        """The newest state, or None. Files that a killed run left incomplete are removed."""
         for unfinished in self.directory.glob(".epoch-*.pt.*.partial"):
             unfinished.unlink(missing_ok=True)
         epochs = self._epochs()
@@ -84,7 +84,7 @@ class Checkpoints:
 
 
 def write(state: dict[str, Any], path: Path) -> None:
-    """Write a state with its digest. On an error the file from before is as it was."""
+    """Write a state with its digest. On an error the previous file stays."""
     try:
         with replacing(path) as partial:
             _write(_plain(state), partial)
@@ -98,11 +98,11 @@ def write(state: dict[str, Any], path: Path) -> None:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
         if "inline_container" in reason:  # PyTorch's own writer says where in its source it stopped, and no more
             reason = "PyTorch could not write all of it"
-        raise OSError(f"can't write {path}: {reason}; the checkpoint before it is as it was.") from None
+        raise OSError(f"can't write {path}: {reason}; the checkpoint before it is unchanged.") from None
 
 
 def read(path: Path, device: torch.device) -> Any:
-    """What `write` wrote, with its tensors on a device; a DamagedError if it is not what it was."""
+    """Read what `write` wrote, with its tensors on a device; raises a DamagedError if the file has changed."""
     try:
         if not _signed(path):
             raise DamagedError(f"{path} is damaged, or no file of this version of twinboot: delete it.")
@@ -137,7 +137,7 @@ def _signed(path: Path) -> bool:
 
 
 def _digest(path: Path, end: int) -> str:
-    """Of the bytes before `end`."""
+    """The digest of the bytes before `end`."""
     digest = blake2b(digest_size=32)
     with path.open("rb") as file:
         while (left := end - file.tell()) > 0 and (block := file.read(min(left, 1 << 20))):
@@ -155,5 +155,5 @@ def _write(state: dict[str, Any], path: Path) -> None:
 
 
 def _plain(state: Any) -> Any:
-    """Numbers of numpy as those of Python, which any reader knows."""
+    """Convert numpy's numbers to Python's, which can be read without unpickling."""
     return tree_map(lambda leaf: leaf.item() if isinstance(leaf, np.generic) else leaf, state)

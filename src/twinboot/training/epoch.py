@@ -1,4 +1,4 @@
-"""An epoch of `fit`: the twins go through their samples, and the mean model is judged by those that neither saw."""
+"""An epoch of `fit`: the twins train on their samples, and the mean model is validated on the out-of-bag ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOT_FINITE = (
 
 
 class Training:
-    """The twins and their data."""
+    """The twins, their data, and one epoch of training."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Training:
         amp: torch.dtype | None = None,
         **options: Any,
     ) -> None:
-        self.loss, self.classifies = losses.named(loss), loss == "classification"
+        self.loss, self.classifies = losses.loss_function(loss), loss == "classification"
         self.task: Task | None = loss if isinstance(loss, str) else None
         self.twins = Twins(model, bootstrap.replicas if bootstrap else 2, protocol.groups, seed)
         first = next(self.twins.parameters())
@@ -74,8 +74,8 @@ class Training:
         scaler: torch.amp.GradScaler,
         due: Schedule,
     ) -> float:
-        """One pass over the twins' samples; gives the mean loss of the noisy twins. `due` counts steps; a reset waits
-        for the next one, so that what is judged after an epoch is the mean that was trained."""
+        """Train for one epoch; returns the mean loss of the noisy twins. `due` counts steps. A reset that is due waits
+        for the next step, so that validation after the epoch sees the mean that was trained."""
         self.twins.train()
         total, number = torch.zeros((), device=self.device), 0
         before = (epoch - 1) * len(self.loader)
@@ -126,14 +126,14 @@ class Training:
         return moved(list(batch), self.device)  # type: ignore[no-any-return]
 
     def estimate(self) -> Estimate:
-        """The twins' estimate, which knows what it is to predict."""
+        """The estimate of the twins, with its task."""
         estimate = self.twins.estimate(scale=self.bootstrap.scale)
         estimate.task = self.task
         return estimate
 
     @torch.no_grad()
     def judge(self, estimate: Estimate) -> tuple[float, float]:
-        """The loss and accuracy of the mean model on what no twin saw, with BatchNorm statistics of its own."""
+        """The out-of-bag loss and accuracy of the mean model, with its own BatchNorm statistics."""
         self.give_statistics(estimate, ENOUGH)
         values, right = zip(*self.judging.unseen(estimate, self._judged, self.device), strict=True)
         # On the CPU, as some devices have no float64.
@@ -141,14 +141,14 @@ class Training:
         return torch.cat(values).cpu().double().mean().item(), accuracy
 
     def _judged(self, module: nn.Module, batch: Any, number: int) -> tuple[Tensor, Tensor]:
-        """For each sample its loss, and whether the most probable class is the right one."""
+        """For each sample its loss, and whether the predicted class is right."""
         *inputs, target = self._moved(batch)
         output = module(*inputs)
         values = self.loss(output, target)
         return values, (output.argmax(1) == target).flatten() if self.classifies else values
 
     def give_statistics(self, estimate: Estimate, at_most: int | None = None) -> None:
-        """BatchNorm statistics of the mean model's own, from all training samples or from at most so many."""
+        """Compute the mean model's own BatchNorm statistics, from all training samples or from at most this many."""
         if layers(estimate.module):
             with own_randomness(self.device, self.seed, "statistics"):
                 # It changes nothing else that moves with a pass in training, as the vectors of spectral_norm do.

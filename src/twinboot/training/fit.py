@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -38,7 +38,7 @@ from . import losses, optimizers
 from .checkpoints import Checkpoints
 from .epoch import Training
 from .logs import open_log, show, show_finished
-from .protocol import FIT, Protocol, complete
+from .protocol import FIT, Protocol, complete, refuse_settings
 from .selection import Average, Selection
 
 MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
@@ -162,7 +162,7 @@ def fit(
     by_step, by_epoch = resets.steps_and_epochs(due)
     if patience is not None and not run.judges:
         raise ValueError("patience needs samples that no twin sees, and this bootstrap leaves none.")
-    stepper = optimizers.made(optimizer, [list(twin.parameters()) for twin in run.twins], rate=0.001)
+    stepper = optimizers.make_optimizer(optimizer, [list(twin.parameters()) for twin in run.twins], lr=0.001)
     if isinstance(stepper, torch.optim.LBFGS):
         raise TypeError("fit takes one gradient for each step, which LBFGS is not made for: write the loop yourself.")
     description: dict[str, Any] = {
@@ -234,8 +234,7 @@ def _check_options(options: dict[str, Any]) -> None:
     for name in options.keys() & {"lr", "learning_rate"}:
         advice = f"give optimizer=lambda p: torch.optim.Adam(p, lr={shown(options[name])})"
         raise TypeError(f"fit has no option {name!r}: {advice}.")
-    for name in options.keys() & {setting.name for setting in fields(Protocol)}:
-        raise TypeError(f"fit has no option {name!r}: give protocol=Protocol({name}={shown(options[name])}).")
+    refuse_settings(options, "fit")
     for name in options.keys() & {"share", "twin"}:  # of PairedLoader, for loops of one's own
         raise TypeError(f"fit has no option {name!r}: it trains all twins on every rank, and divides batches itself.")
     for name in options.keys() & _OF_TRAINERS:

@@ -1,4 +1,4 @@
-"""How a run goes, for people and for files: a line for each epoch, a CSV file, TensorBoard."""
+"""The progress of a run: a line per epoch, a CSV file, TensorBoard."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Log(Protocol):
 
 
 def show(history: History, epochs: int) -> None:
-    """One line about the last epoch, on standard error."""
+    """Print one line about the last epoch to standard error."""
     row = {name: values[-1] for name, values in history.items()}
     left = sum(history["seconds"]) / len(history["seconds"]) * (epochs - row["epoch"])
     unseen = f", unseen {row['unseen']:.4g}" if "unseen" in row else ""
@@ -35,10 +35,10 @@ def show(history: History, epochs: int) -> None:
 
 
 def show_finished(checkpoint: object, epochs: int, best: int) -> None:
-    """One line about a run to which nothing was to be added, on standard error."""
+    """Say on standard error that the run was already finished."""
     print(
-        f"{checkpoint} holds this run, finished after {epochs} epochs, the best of them {best}: nothing was trained. "
-        "To train anew, use another directory or delete it.",
+        f"{checkpoint} has this run, finished after {epochs} epochs (best: {best}): nothing was trained. To train "
+        "again, delete it or use another directory.",
         file=sys.stderr,
         flush=True,
     )
@@ -52,7 +52,7 @@ def _time(seconds: float) -> str:
 
 @contextmanager
 def open_log(where: str | os.PathLike[str] | None, history: History) -> Iterator[Log]:
-    """A log that already has what a resumed run did before."""
+    """A log that starts with the earlier epochs of a resumed run."""
     if where is None:
         yield _Nowhere()
     elif str(where).split(":")[0] == "tensorboard":
@@ -61,7 +61,7 @@ def open_log(where: str | os.PathLike[str] | None, history: History) -> Iterator
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise ImportError("log='tensorboard' needs TensorBoard: pip install tensorboard.") from None
-        with SummaryWriter(directory, purge_step=0) as writer:  # what the folder has of this run is written anew
+        with SummaryWriter(directory, purge_step=0) as writer:  # the earlier epochs are written again
             log = _TensorBoard(writer)
             for values in zip(*history.values(), strict=True):
                 log.add(dict(zip(history, values, strict=True)))
@@ -83,7 +83,7 @@ class _Nowhere:
 
 
 class _Csv:
-    """The whole history, written anew after each epoch: whenever the run ends, the file is whole."""
+    """Writes the whole history after each epoch, so that the file is complete whenever the run ends."""
 
     def __init__(self, path: Path, history: History) -> None:
         self.path, self.history = path, history
@@ -99,7 +99,7 @@ class _Csv:
                 writer.writerows(zip(*self.history.values(), strict=True))
         except OSError as error:
             raise OSError(
-                f"can't write the log {self.path}: {error.strerror}; the log before it is as it was."
+                f"can't write the log {self.path}: {error.strerror}; the log before it is unchanged."
             ) from None
 
 

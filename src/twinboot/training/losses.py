@@ -1,4 +1,4 @@
-"""What `fit` minimises: one value for each sample, by name or as a function of your own."""
+"""The losses of `fit`: one value per sample, by name or as your own function."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ..estimate.prediction import TASKS, Task, checked_labels, like
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def named(loss: Task | Loss) -> Loss:
-    """The loss of each sample, [n], from a model's output and the targets."""
+def loss_function(loss: Task | Loss) -> Loss:
+    """The loss function for a name: it maps output and target to one value per sample, [n]."""
     if callable(loss):
         return _one_each(loss)
     try:
         return _one_each({"classification": classification, "regression": regression, "gaussian": gaussian}[loss])
     except (KeyError, TypeError):
         raise ValueError(
-            f"unknown loss {shown(loss)}: use {one_of(TASKS)}, or a function of (output, target) that gives one value "
-            "for each sample."
+            f"unknown loss {shown(loss)}: use {one_of(TASKS)}, or a function of (output, target) that returns one "
+            "value per sample."
         ) from None
 
 
 def classification(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy; logits have the classes along dimension 1."""
+    """Cross entropy; the classes lie along dimension 1 of the logits."""
     _require_values(logits)
     if logits.ndim < 2:
         raise ValueError(f"classification needs logits [samples, classes], but the model gives {tuple(logits.shape)}.")
@@ -38,14 +38,14 @@ def classification(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def regression(values: Tensor, target: Tensor) -> Tensor:
-    """Squared error, a mean over what else a sample has."""
+    """Squared error, averaged over the other dimensions of a sample."""
     _require_values(values)
     return (values - like(target, values)).square().reshape(len(values), -1).mean(1)
 
 
 def gaussian(heads: Tensor, target: Tensor) -> Tensor:
-    """Negative log-likelihood of a normal distribution: the first half of the last dimension is its mean, the second
-    the logarithm of its variance."""
+    """Negative log-likelihood of a normal distribution. The first half of the last dimension is the mean, the second
+    half the log-variance."""
     _require_values(heads)
     if heads.ndim < 2 or heads.shape[-1] % 2:
         raise ValueError(

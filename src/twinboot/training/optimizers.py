@@ -1,4 +1,4 @@
-"""Optimizers as `fit` and `invert` take them: as functions that make one, because the twins are made inside."""
+"""Optimizers for `fit` and `invert`: given as functions that make one, because the twins are made inside."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from .._core.checks import shown
 Make = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
-def adam(parameters: Iterable[nn.Parameter], rate: float) -> torch.optim.Adam:
-    """PyTorch's Adam in its fastest form: on a CPU a step in one call for all tensors takes a sixth of the time of its
-    loop over them, and an epoch of `fit` with a small network 0.7 of it."""
+def adam(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Adam:
+    """PyTorch's Adam in its fastest form. On a CPU a fused step takes a sixth of the time of the loop over tensors, and
+    an epoch of `fit` with a small network 0.7 of the time."""
     parameters = list(parameters)
     one_call = all(p.device.type in ("cpu", "cuda") for p in parameters)
-    return torch.optim.Adam(parameters, lr=rate, fused=one_call or None)
+    return torch.optim.Adam(parameters, lr=lr, fused=one_call or None)
 
 
 def settings(group: Mapping[str, Any]) -> dict[str, str]:
-    """What a group of parameters is trained with, but for the rate and for what changes no result."""
+    """The options of a parameter group, without the learning rate and options that do not change results."""
     left_out = {"params", "lr", "foreach", "fused", "capturable", "differentiable"}
     return {name: str(value) for name, value in group.items() if name not in left_out}
 
 
 def settings_of_scheduler(scheduler: torch.optim.lr_scheduler.LRScheduler | None) -> dict[str, str]:
-    """What one of PyTorch's schedulers was made with, as far as it is plain: functions have no settings."""
+    """The settings of one of PyTorch's schedulers, as far as they are plain values."""
     if scheduler is None or not type(scheduler).__module__.startswith("torch.optim."):
         return {}
     return {name: str(value) for name, value in _settings(scheduler.state_dict()).items()}
 
 
-# Of a scheduler: how far it is, and the rates, which are the optimizer's.
+# The progress of a scheduler, and the learning rates, which are the optimizer's.
 _MOVES = {"last_epoch", "_step_count", "_last_lr", "base_lrs", "_is_initial", "_get_lr_called_within_step"}
 _PLAIN = (Mapping, list, tuple, bool, int, float, str, np.generic)
 
@@ -48,12 +48,12 @@ def _settings(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def made(make: Make | None, twins: Sequence[Sequence[nn.Parameter]], rate: float) -> torch.optim.Optimizer:
-    """The optimizer of all twins' parameters; by default Adam at a rate. It must train all of them, and alike: one of
-    other parameters would train nothing, and one of some might train a single twin, both silently."""
+def make_optimizer(make: Make | None, twins: Sequence[Sequence[nn.Parameter]], lr: float) -> torch.optim.Optimizer:
+    """The optimizer of all twins' parameters, by default Adam. It must train all of them, with the same options in each
+    twin: otherwise it could silently train nothing, or a single twin."""
     parameters = list(dict.fromkeys(p for twin in twins for p in twin))  # frozen ones are shared
     if make is None:
-        return adam(parameters, rate)
+        return adam(parameters, lr)
     require_function(make)
     found = make(parameters)
     if not isinstance(found, torch.optim.Optimizer):

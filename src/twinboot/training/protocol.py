@@ -7,7 +7,7 @@ change. What it leaves open is the front end's own default, from the tables at t
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -82,6 +82,12 @@ def complete(protocol: Protocol | None, defaults: Protocol, front_end: str, with
         if name in protocol._given():
             raise ValueError(f"{front_end} has no setting {name!r}: leave it out of the protocol.")
     return replace(defaults, **protocol._given())
+
+
+def refuse_settings(options: Mapping[str, Any], front_end: str) -> None:
+    """Say where settings of the protocol belong."""
+    for name in options.keys() & {field.name for field in fields(Protocol)}:
+        raise TypeError(f"{front_end} has no option {name!r}: give protocol=Protocol({name}={shown(options[name])}).")
 
 
 # The defaults, front end by front end. FIT has the paper's values where nothing better is known.

@@ -39,7 +39,7 @@ class Selection:
         self.estimate = run.estimate()
 
     def look(self, epoch: int, train: float, lr: float, began: float) -> Estimate:
-        """Judge the twins as they are, and keep their estimate if it is the best so far."""
+        """Validate the current twins, and keep their estimate if it is the best so far."""
         estimate = self.run.estimate()
         self.average.take(Places(estimate.module, list(estimate.partition.parameter_shapes)).read())
         judges = self.run.judges
@@ -47,8 +47,8 @@ class Selection:
         seconds = time.perf_counter() - began
         if judges and not math.isfinite(unseen):
             raise FloatingPointError(
-                f"the mean model's loss on unseen samples is not finite in epoch {epoch}: look for bad ones among "
-                "those of bootstrap.unseen, or lower the learning rate."
+                f"the out-of-bag loss of the mean model is not finite in epoch {epoch}: check the samples of "
+                "bootstrap.unseen, or lower the learning rate."
             )
         sigma = self.run.twins.partition.sigma
         row = {"epoch": epoch, "train": train, "unseen": unseen, "accuracy": accuracy, "lr": lr, "seconds": seconds}
@@ -75,7 +75,7 @@ class Selection:
 
 
 class Average:
-    """An average of weights; `power` 0 counts all alike, and infinity keeps the last alone.
+    """An average of weights. With `power` 0 all count alike; with infinity it is the last one.
 
     >>> average, found = Average(power=1), []
     >>> for value in (0.0, 1.0, 2.0):
@@ -92,7 +92,7 @@ class Average:
 
     @torch.no_grad()
     def take(self, weights: Sequence[Tensor]) -> None:
-        """Take weights in, and put the average in their place."""
+        """Add weights to the average, and replace them by it."""
         self.count += 1
         if self.count == 1:
             self.weights = [wide(w).clone() for w in weights]

@@ -1,4 +1,4 @@
-"""The mean of the twins on plain batches: statistics for its BatchNorm layers, and its loss on what no twin saw."""
+"""Validation: the mean of the twins on plain batches, for BatchNorm statistics and for the out-of-bag loss."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .._core.randomness import own_randomness, seeded
 from ..data.bootstrap import Bootstrap
 from ..estimate.statistics import fresh_statistics, layers
 
-ENOUGH = 1024  # samples for the statistics with which an epoch is judged: known to 3 %, or less where there are pixels
-# Of the options of a training loader: what says how samples are fetched, and not how they are drawn or kept ready.
+ENOUGH = 1024  # samples for the BatchNorm statistics in validation: an error of 3 %, and less for images
+# The options of a training loader that say how samples are fetched.
 PASSED_ON = ("collate_fn", "num_workers", "pin_memory", "worker_init_fn", "multiprocessing_context", "timeout")
 Found = TypeVar("Found")
-Step = Callable[[nn.Module, Any, int], Found]  # module, batch, its number -> what is found there
+Step = Callable[[nn.Module, Any, int], Found]  # module, batch, number of the batch -> result
 
 
 class Batches:
-    """Some samples of a dataset in batches, the same ones each time, random transforms included."""
+    """Some samples of a dataset in batches: the same each time, including random transforms."""
 
     def __init__(self, dataset: Dataset[Any], samples: Tensor, size: int, seed: int, options: Mapping[str, Any]):
         while len(samples) % size == 1 and size < len(samples):  # BatchNorm has no statistics of one sample
@@ -45,7 +45,7 @@ class Batches:
 
 
 class Judge:
-    """What the mean of the twins is shown, by a `step` that runs a module on a batch as in training."""
+    """Runs a module on the out-of-bag samples, or on those that some twin sees; `step` runs it on a batch."""
 
     def __init__(
         self, dataset: Dataset[Any], bootstrap: Bootstrap, batch_size: int, seed: int, options: Mapping[str, Any]
@@ -58,27 +58,27 @@ class Judge:
         return Batches(self.dataset, samples, self.batch_size, seed, self.options)
 
     def seen_batches(self, at_most: int | None = None) -> Batches:
-        """Of all samples that some twin sees, or of at most so many."""
+        """The samples that some twin sees, or at most this many of them."""
         # In random order: a batch of one class, as in a sorted dataset, would have too small a variance.
         seen = self.bootstrap.seen
         order = torch.randperm(len(seen), generator=torch.Generator().manual_seed(seeds.derive(self.seed, "seen")))
         return self.batches(seen[order[:at_most]])
 
     def unseen(self, module: nn.Module, step: Step[Found], device: torch.device) -> list[Found]:
-        """What the step finds in each batch of the samples that no twin saw."""
+        """The result of `step` for each out-of-bag batch."""
         module.eval()
         with own_randomness(device, self.seed, "unseen"):
             return [step(module, batch, n) for n, batch in enumerate(self.batches(self.bootstrap.unseen))]
 
     def unseen_loss(self, module: nn.Module, step: Step[tuple[float, int]], device: torch.device) -> float:
-        """The mean loss of the samples that no twin saw, by a step that gives a mean loss and the number of samples
-        that it is of; not a number if the step has none for any of them."""
+        """The mean out-of-bag loss. `step` returns the mean loss of a batch and its number of samples; the result is
+        NaN if that is 0 for all batches."""
         found = self.unseen(module, step, device)
         samples = sum(size for _, size in found)
         return sum(loss * size for loss, size in found) / samples if samples else math.nan
 
     def give_statistics(self, module: nn.Module, step: Step[Any], device: torch.device, at_most: int | None) -> None:
-        """BatchNorm statistics of a module's own, from all samples that some twin sees or from at most so many."""
+        """Compute a module's own BatchNorm statistics, from the samples that some twin sees or at most this many."""
         if layers(module):
             with own_randomness(device, self.seed, "statistics"), fresh_statistics(module):
                 for number, batch in enumerate(self.seen_batches(at_most)):

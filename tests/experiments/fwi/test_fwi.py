@@ -12,9 +12,8 @@ from matplotlib.figure import Figure
 
 from twinboot import invert
 from twinboot.experiments import cli, fwi, plots
-from twinboot.experiments.fwi import acoustic, velocity
-from twinboot.experiments.fwi import run as fwi_run
-from twinboot.experiments.fwi.config import Config, truth
+from twinboot.experiments.fwi import METHODS, Config, Problem, by_adam, truth
+from twinboot.experiments.fwi.survey import places
 from twinboot.experiments.runner.experiment import UnavailableError, command
 from twinboot.experiments.runner.store import RunError, carry_out, load
 
@@ -29,8 +28,8 @@ def model(tmp_path: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def problem() -> fwi_run.Problem:
-    return fwi_run.Problem(TINY, truth(TINY), 0)
+def problem() -> Problem:
+    return Problem(TINY, truth(TINY), 0)
 
 
 def runs(errors: dict[str, list[float]], correlation: list[float], depth: float = 0.2) -> pd.DataFrame:
@@ -42,56 +41,6 @@ def runs(errors: dict[str, list[float]], correlation: list[float], depth: float 
         for run, error in enumerate(found)
     ]
     return pd.DataFrame(rows)
-
-
-def test_the_layered_model_is_rock_with_layers_a_fault_and_a_lens() -> None:
-    made = velocity.layered()
-    assert made.min() == 1500
-    assert made.max() == 3500
-    assert len(made.unique()) == 5
-    assert (made[8, 14:23] == 1900).all()  # the lens is slower than what lies above it
-    assert made[7, 14:23].max() > made[8, 14:23].max()
-    assert (made.diff(dim=1) != 0).any(0).sum() >= 4  # layers dip, or are cut
-
-
-def test_blurring_keeps_a_constant_and_the_mean_of_what_is_inside() -> None:
-    assert torch.allclose(velocity.smoothed(torch.full((12, 15), 2000.0), 3.0), torch.full((12, 15), 2000.0))
-    spike = torch.zeros(41, 41)
-    spike[20, 20] = 1
-    found = velocity.smoothed(spike, 2.0)
-    assert found.sum().item() == pytest.approx(1)
-    row = found.sum(1)
-    assert (row * (torch.arange(41) - 20) ** 2).sum().sqrt().item() == pytest.approx(2, rel=0.01)
-
-
-def test_a_window_of_a_file_is_read_and_coarsened(model: str, tmp_path: Path) -> None:
-    cells = np.load(model)["velocity"]
-    assert torch.equal(velocity.read(model), torch.from_numpy(cells))
-    assert np.array_equal(velocity.read(model, (2, 3, 14, 26)), cells[2:16, 3:29])
-    np.save(large := tmp_path / "large.npy", np.arange(1500.0, 1500 + 150 * 300 / 10, 0.1).reshape(150, 300)[:, :299])
-    assert np.array_equal(velocity.read(str(large)), np.load(large)[:60, 99:199].astype(np.float32))
-    assert np.array_equal(velocity.read(str(large), coarsen=2), np.load(large)[:120:2, 49:249:2].astype(np.float32))
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (np.full((20, 30), np.nan), "not finite"),
-        (np.full((20, 30), 2.5), "no velocities of rock and water in m/s"),
-        (np.full((20, 30, 2), 2000.0), "two dimensions"),
-        (np.full((20, 30), "rock"), "two dimensions"),
-        (np.full((20, 30), 2000j), "two dimensions"),
-        (np.full((20, 30), None), "no .npy or .npz file of plain numbers"),  # would be unpickled
-        (np.zeros((0, 30)), "no velocities"),
-        (np.full((5, 30), 2000.0), "too few"),
-    ],
-)
-def test_a_file_without_velocities_is_refused_in_one_sentence(content: Any, said: str, tmp_path: Path) -> None:
-    np.save(path := tmp_path / "model.npy", content, allow_pickle=True)
-    with pytest.raises(ValueError, match=said) as refused:
-        velocity.read(str(path))
-    assert str(path) in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 def test_files_that_are_none_are_refused(tmp_path: Path, model: str, capsys: Any) -> None:
@@ -117,8 +66,8 @@ def test_files_that_are_none_are_refused(tmp_path: Path, model: str, capsys: Any
     ("change", "said"),
     [
         ({"shots": 7}, "shots must be at least 8"),
-        ({"noise": -1}, "noise be 0 or more"),
-        ({"spacing": math.nan}, "spacing must be greater than 0"),
+        ({"noise": -1}, "noise must be at least 0"),
+        ({"spacing": math.nan}, "spacing must be above 0"),
         ({"bounds": (3000.0, 2000.0)}, "the lower one first"),
         ({"coarsen": 2, "frequency": 1.0}, "name it with --model"),
         ({"seeds": 0}, "seeds must be at least 1"),
@@ -147,7 +96,7 @@ def test_without_deepwave_the_run_names_the_extra_and_reproduce_goes_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> None:
     monkeypatch.setitem(sys.modules, "deepwave", None)
-    with pytest.raises(UnavailableError, match=r"pip install '\.\[seismic\]'"):
+    with pytest.raises(UnavailableError, match=r'pip install "twinboot\[seismic\]"'):
         fwi.parts(TINY)
     assert cli.main(["fwi", "--quick", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
@@ -159,7 +108,7 @@ def test_without_deepwave_the_run_names_the_extra_and_reproduce_goes_on(
     assert (tmp_path / "report.html").exists()
 
 
-def test_the_survey_records_each_shot_and_has_a_derivative(problem: fwi_run.Problem) -> None:
+def test_the_survey_records_each_shot_and_has_a_derivative(problem: Problem) -> None:
     field = torch.zeros_like(problem.truth, requires_grad=True)
     recorded = problem.forward()(field)
     assert recorded.shape == problem.observed.shape == (8, 10, 120)
@@ -170,7 +119,7 @@ def test_the_survey_records_each_shot_and_has_a_derivative(problem: fwi_run.Prob
     assert torch.equal(problem.forward().rows(some)(field.detach()), recorded.detach()[some])
 
 
-def test_the_derivative_is_that_of_finite_differences(problem: fwi_run.Problem) -> None:
+def test_the_derivative_is_that_of_finite_differences(problem: Problem) -> None:
     """To first order in a change of 20 m/s, of some hundred cells in the middle."""
     change = torch.zeros_like(problem.truth)
     change[4:10, 15:35] = 0.01
@@ -181,23 +130,23 @@ def test_the_derivative_is_that_of_finite_differences(problem: fwi_run.Problem) 
     assert ((up - down) / 2).item() == pytest.approx((gradient * change).sum().item(), rel=0.02)
 
 
-def test_waves_are_not_faster_than_the_medium(problem: fwi_run.Problem) -> None:
+def test_waves_are_not_faster_than_the_medium(problem: Problem) -> None:
     """The first shot, at the left edge, has not reached the right edge before distance / velocity has passed."""
     recorded = problem.survey.record(torch.full_like(problem.truth, 2000.0))[0]
-    distance = acoustic.places(TINY.receivers, 50) - 1
+    distance = places(TINY.receivers, 50) - 1
     loud = recorded.abs() > 1e-3 * recorded.abs().max()
     for way, heard in zip(distance.tolist()[1:], loud[1:], strict=True):
         first = heard.int().argmax().item() * TINY.interval if heard.any() else math.inf
         assert first >= way * TINY.cell / 2000
 
 
-def test_noise_has_the_stated_share_of_the_records(problem: fwi_run.Problem) -> None:
+def test_noise_has_the_stated_share_of_the_records(problem: Problem) -> None:
     clean = problem.survey.record(problem.truth)
     share = (problem.observed - clean).square().mean().sqrt() / clean.square().mean().sqrt()
     assert share.item() == pytest.approx(TINY.noise, rel=4 / math.sqrt(2 * clean.numel()))
 
 
-def test_shots_are_drawn_whole_and_unseen_ones_carry_no_weight(problem: fwi_run.Problem) -> None:
+def test_shots_are_drawn_whole_and_unseen_ones_carry_no_weight(problem: Problem) -> None:
     """Other records of the unseen shots change nothing in what the twins learn."""
     bootstrap = problem.bootstrap()
     assert bootstrap.n == TINY.shots
@@ -214,9 +163,9 @@ def test_shots_are_drawn_whole_and_unseen_ones_carry_no_weight(problem: fwi_run.
     assert bool(fields[0].any())
 
 
-def test_held_out_shots_decide_the_step_and_nothing_else(problem: fwi_run.Problem) -> None:
-    to_the_end = fwi_run.by_adam(problem, lambda: None, hold_out=False)
-    stopped = fwi_run.by_adam(problem, lambda: None, hold_out=True)
+def test_held_out_shots_decide_the_step_and_nothing_else(problem: Problem) -> None:
+    to_the_end = by_adam(problem, lambda: None, hold_out=False)
+    stopped = by_adam(problem, lambda: None, hold_out=True)
     assert (to_the_end.unused, to_the_end.step) == (0, TINY.steps)
     assert stopped.unused == 1
     assert 1 <= stopped.step <= TINY.steps
@@ -226,11 +175,11 @@ def test_a_run_from_end_to_end(tmp_path: Path) -> None:
     ticks = []
     run = carry_out("fwi", fwi, TINY, tmp_path, lambda part: lambda: ticks.append(part.name))
     assert len(ticks) == sum(part.ticks for part in fwi.parts(TINY))
-    assert list(run.tables["runs"]["method"]) == list(fwi_run.METHODS)
+    assert list(run.tables["runs"]["method"]) == list(METHODS)
     assert len(run.tables["maps"]) == 20 * 50
     assert (run.tables["maps"]["centered sigma"] > 0).mean() > 0.5  # so short a record says nothing of the bottom
     [shown] = fwi.numbers(TINY, run.tables).values()
-    assert list(shown["method"]) == list(fwi_run.METHODS.values())
+    assert list(shown["method"]) == list(METHODS.values())
     assert [verdict.status for verdict in fwi.verdicts(TINY, run.tables)] == ["undecided"] * 2  # of one run
     assert isinstance(fwi.figure(TINY, run.tables), Figure)
     [legend] = fwi.figure(TINY, run.tables).legends
@@ -248,7 +197,7 @@ def test_a_run_from_end_to_end(tmp_path: Path) -> None:
     ],
 )
 def test_sigma_must_say_more_than_depth(correlation: list[float], depth: float, status: str) -> None:
-    errors = {method: [100.0, 101.0, 99.0] for method in fwi_run.METHODS}
+    errors = {method: [100.0, 101.0, 99.0] for method in METHODS}
     tables = {"runs": runs(errors, correlation, depth)}
     assert fwi.verdicts(Config(seeds=3), tables)[0].status == status
 

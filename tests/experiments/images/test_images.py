@@ -1,7 +1,6 @@
 """The image experiment as a whole, on the embedded digits."""
 
 import dataclasses
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -11,18 +10,17 @@ import pytest
 import torch
 from small_images import SMALL, small, with_values
 from torch import Tensor
-from torch.utils.data import TensorDataset
 
-from twinboot import PairedLoader, metrics
+from twinboot import metrics
 from twinboot.experiments import datasets, images
 from twinboot.experiments.images import Config
 from twinboot.experiments.images import run as images_run
 from twinboot.experiments.images.config import PRESETS
-from twinboot.experiments.images.contenders import METHODS
-from twinboot.experiments.images.recipes import TWINS
-from twinboot.experiments.images.rows import BASE, DRAWS, OURS, OURS_BOTH
-from twinboot.experiments.images.run import chosen, parts
-from twinboot.experiments.images.task import Task, Trained
+from twinboot.experiments.images.methods import METHODS
+from twinboot.experiments.images.run import TURNS, chosen, parts, ratios
+from twinboot.experiments.images.single import Task, Trained
+from twinboot.experiments.images.twins import Recipe
+from twinboot.experiments.images.verdicts import BASE, DRAWS, OURS, OURS_BOTH
 from twinboot.experiments.report import _reasons
 from twinboot.experiments.runner.experiment import UnavailableError
 from twinboot.experiments.runner.store import carry_out
@@ -95,7 +93,7 @@ def test_each_seed_has_a_dot_of_its_own_and_curves_say_of_which_images() -> None
     assert legend
     said = [text.get_text() for text in legend.get_texts()]
     assert "single model, its hold-out" in said
-    assert "mean of the twins, images that no twin saw" in said
+    assert "mean of the twins, out-of-bag images" in said
 
 
 def test_the_figure_says_what_draws_are_and_needs_no_sigma() -> None:
@@ -111,7 +109,7 @@ def test_the_figure_says_what_draws_are_and_needs_no_sigma() -> None:
 
 def test_the_figure_has_no_empty_panel_for_methods_that_did_not_run() -> None:
     tables = dict(small().tables)
-    for name in ("rows", "bins", "curves", "sigma", "costs"):
+    for name in ("rows", "bins", "curves", "sigma"):
         tables[name] = tables[name][tables[name]["method"] == "twins-draws"]
     diagrams = images.figure(SMALL, tables).subfigs[0].axes
     assert [diagram.get_title() for diagram in diagrams] == [DRAWS, f"{DRAWS}, mean"]
@@ -131,27 +129,42 @@ def test_reliability_is_shown_of_the_draws_and_of_the_mean_and_of_the_best_twins
     assert titles(tables) == [*found, "Twin-Boot with pooled gradients and dropout"]
 
 
-def test_a_step_and_an_epoch_have_their_times() -> None:
+def test_the_time_of_an_epoch_is_told() -> None:
     tables = {**small().tables}
     tables["turns"] = pd.DataFrame(
         [(kind, turn, seconds) for turn in (1, 2, 3) for kind, seconds in (("single", 2.0), ("twins", 3.0))],
         columns=["kind", "turn", "seconds"],
     )
     config = dataclasses.replace(SMALL, methods=("hold-out", "twins"))
-    for name in ("rows", "costs"):
-        tables[name] = tables[name][tables[name]["method"].isin(config.methods)]
+    tables["rows"] = tables["rows"][tables["rows"]["method"].isin(config.methods)]
     [found] = [table for title, table in images.numbers(config, tables).items() if "epoch of 1347 images" in title]
-    steps = math.ceil(1347 / config.batch)
     assert found.to_numpy().tolist() == [
-        ["single", "1.00 (1.00 to 1.00)", "2.0", f"{2000 / steps:.0f}"],
-        ["twins", "1.50 (1.50 to 1.50)", "3.0", f"{3000 / steps:.0f}"],
+        ["single", "1.00 (1.00 to 1.00)", "2.0"],
+        ["twins", "1.50 (1.50 to 1.50)", "3.0"],
     ]
+
+
+def test_each_turn_is_compared_with_itself() -> None:
+    seconds = [1.0, 1.3, 2.0, 2.4, 1.0, 1.5]
+    found = ratios(pd.DataFrame({"kind": ["single", "twins"] * 3, "turn": [1, 1, 2, 2, 3, 3], "seconds": seconds}))
+    assert tuple(found.loc["twins"]) == pytest.approx((1.3, 1.2, 1.5))
+    assert tuple(found.loc["single"]) == (1, 1, 1)
+
+
+def test_an_epoch_of_each_kind_is_timed_in_each_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images_run, "timed", lambda config: 128)
+    ticks: list[int] = []
+    config = Config(methods=("hold-out", "dropout", "twins", "twins:noise=2"))
+    found = images_run._cost(config, lambda: ticks.append(1))["turns"]
+    assert list(found["kind"]) == TURNS * ["single", "dropout", "twins", "twins:noise=2"]
+    assert (found["seconds"] > 0).all()
+    assert len(ticks) == parts(config)[-1].ticks
 
 
 def test_strange_images_are_clothes_of_the_same_size_or_none() -> None:
     x = torch.randint(0, 256, (30, 1, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     y = torch.zeros(30, dtype=torch.int64)
-    clothes, moments = datasets.Images(x, y, x, y, 10, "fashion-mnist"), datasets.moments_of(x.expand(-1, 3, -1, -1))
+    clothes, moments = datasets.Images(x, y, x, y), datasets.moments_of(x.expand(-1, 3, -1, -1))
     config = Config(preset="cifar10-5k", data="somewhere", test=120)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(images_run, "_images", lambda name, directory: clothes)
@@ -173,8 +186,8 @@ def test_doubt_about_strange_images_is_ranked_above_that_about_others(doubt: str
         return doubted * unsure + (1 - doubted) * sure
 
     trained = Trained({"row": predict}, torch.arange(20), pd.DataFrame())
-    task = Task(usual, torch.arange(20) % 2, torch.nn.Identity, epochs=1, batch=1, rate=0.1, samples=2, seed=0)
-    rows, _ = images_run._judged(trained, task, (usual, task.y), torch.arange(20), strange, None)
+    task = Task(usual, torch.arange(20) % 2, torch.nn.Identity, epochs=1, batch=1, lr=0.1, samples=2, seed=0)
+    rows, _ = images_run._scored(Config(), trained, task, usual, task.y, strange)
     assert rows["ood_auroc"].item() == expected
 
 
@@ -190,60 +203,60 @@ def test_curves_mark_the_epochs_with_the_lowest_loss_of_images_that_are_not_trai
     assert (list(twins.get_xdata()), list(twins.get_ydata())) == ([2], [0.75])
 
 
-TRIED = dataclasses.replace(SMALL, preset="cifar10-5k", spare=True)
+SPARE = dataclasses.replace(SMALL, preset="cifar10-5k", spare=True)
 
 
-def tried(config: Config, tables: dict[str, pd.DataFrame]) -> list[pd.DataFrame]:
-    return [table for title, table in images.numbers(config, tables).items() if title.startswith("What was tried")]
+def changed(config: Config, tables: dict[str, pd.DataFrame]) -> list[pd.DataFrame]:
+    return [table for title, table in images.numbers(config, tables).items() if title.startswith("Changed settings")]
 
 
 @pytest.mark.parametrize(
     ("apart", "answer"),
     [((0.1, 0.1), "worse"), ((-0.1, -0.1), "better"), ((0.1, -0.1), "no clear difference")],
 )
-def test_what_was_tried_is_compared_with_twin_boot_on_the_same_seeds(apart: tuple[float, float], answer: str) -> None:
+def test_changed_settings_are_compared_on_the_same_seeds(apart: tuple[float, float], answer: str) -> None:
     rows = small().tables["rows"]
     base = rows[rows["row"] == OURS].sort_values("seed")["nll"].to_numpy()
-    [table] = tried(TRIED, with_values(DRAWS, nll=tuple(base + apart)))
+    [table] = changed(SPARE, with_values(DRAWS, nll=tuple(base + apart)))
     assert table["than Twin-Boot"].tolist() == [answer]
     assert table[""].tolist() == [DRAWS]
     assert table["NLL"].item().startswith(f"{sum(apart) / 2:+.3f} ± ")
-    assert table["NLL of Twin-Boot, same seeds"].item() == f"{base.mean():.3f}"
     assert table["lower with"].item() == f"{sum(change < 0 for change in apart)} of 2 seeds"
 
 
-def test_what_was_tried_is_told_where_no_test_image_judged_it_and_there_is_something_to_compare() -> None:
+def test_changed_settings_are_told_where_no_test_image_judged_them_and_there_is_something_to_compare() -> None:
     tables = small().tables
     without = {**tables, "rows": tables["rows"][~tables["rows"]["row"].str.startswith(DRAWS)]}
-    assert tried(TRIED, tables)
-    assert not tried(SMALL, tables)
-    assert not images.verdicts(TRIED, tables)  # test images alone judge claims
+    assert changed(SPARE, tables)
+    assert not changed(SMALL, tables)
+    assert not images.verdicts(SPARE, tables)  # test images alone judge claims
     for test, number in ((None, 5000), (300, 300)):
-        title = next(iter(images.numbers(dataclasses.replace(TRIED, test=test), tables)))
+        title = next(iter(images.numbers(dataclasses.replace(SPARE, test=test), tables)))
         assert f", {number} other images of the training files: " in title
-    assert not tried(TRIED, without)
+    assert not changed(SPARE, without)
+    rows = tables["rows"]
+    one = {**tables, "rows": rows[rows["seed"] == 0]}
+    [table] = changed(dataclasses.replace(SPARE, seeds=1), one)
+    assert table["than Twin-Boot"].tolist() == ["one seed alone: not judged"]
 
 
-def test_what_is_screened_runs_with_the_first_seed_and_is_told_of_as_such() -> None:
-    config = dataclasses.replace(TRIED, screened=("twins-units",))
-    names = [part.name for part in parts(dataclasses.replace(SMALL, screened=("twins-units",)))]
-    assert [name for name in names if "units" in name] == ["seed 0 twins-units"]
-    assert len(names) == len(parts(SMALL)) + 1
-    rows, name = small().tables["rows"], TWINS["twins-units"][0]
-    first = rows[(rows["seed"] == 0) & (rows["method"] == "twins")]
-    other = first.assign(row=first["row"].str.replace(OURS, name), method="twins-units", nll=first["nll"] + 0.1)
-    turns = small().tables["turns"]
-    times = pd.concat([turns, turns[turns["kind"] == "twins"].assign(kind="twins-units")])
-    tables = {**small().tables, "rows": pd.concat([rows, other]), "turns": times}
-    [table] = tried(config, tables)
-    line = table.set_index("").loc[name]
-    assert line["lower with"] == "0 of 1 seeds"
-    assert line["NLL"] == "+0.100"
-    assert line["than Twin-Boot"] == "one seed alone: not judged"
-    assert table.set_index("").loc[DRAWS, "lower with"].endswith("of 2 seeds")
-    [whole, *_] = images.numbers(config, tables).values()
-    assert f"{name} (first seed alone)" in set(whole[""])
-    assert {OURS, DRAWS} <= set(whole[""])
+@pytest.mark.parametrize("methods", [("hold-out", "twins"), None])
+def test_set_runs_twin_boot_once_more_with_changed_settings(methods: tuple[str, ...] | None) -> None:
+    config = Config(methods=methods, set=("noise=2", "kind=split"))
+    name = "twins:noise=2,kind=split"
+    assert chosen(config)[0] == (*(methods or PRESETS["digits"].methods), name)
+    assert chosen(dataclasses.replace(config, methods=(name,)))[0] == (name,)
+    assert [part.name for part in parts(config)][-2] == "seed 2 twins noise=2,kind=split"
+
+
+def test_a_variant_runs_to_the_end_and_has_its_rows(tmp_path: Path) -> None:
+    config = Config(methods=("twins",), set=("noise=2", "kind=split"), epochs=1, seeds=1, samples=2)
+    run = carry_out("images", images, config, tmp_path / "images")
+    [whole, *_] = images.numbers(config, run.tables).values()
+    name = "Twin-Boot, noise=2, kind=split"
+    assert {OURS, name, f"{name}, mean", f"{name}, calibrated"} <= set(whole[""])
+    assert set(run.tables["turns"]["kind"]) == {"single", "twins", "twins:noise=2,kind=split"}
+    images.figure(config, run.tables)
 
 
 def beats(tables: dict[str, pd.DataFrame]) -> "pd.Series[str]":
@@ -275,16 +288,6 @@ def test_one_seed_tells_of_no_lead() -> None:
     assert "clearly beats Twin-Boot in" not in table
 
 
-@pytest.mark.parametrize("method", TWINS)
-def test_the_time_of_a_step_is_told_by_as_many_steps_as_an_epoch_has(method: str) -> None:
-    recipe, images_there = TWINS[method][1], images_run.timed(SMALL)
-    bootstrap = recipe.bootstrap(images_there, seed=0)
-    size = SMALL.batch
-    data = TensorDataset(torch.zeros(images_there, 1), torch.zeros(images_there))
-    steps = len(PairedLoader(data, bootstrap, size, recipe.resample))
-    assert abs(images._steps(SMALL, method) / steps - 1) < 0.06  # chance, and the batch is a whole number
-
-
 def test_standard_errors_are_those_of_the_seeds_for_digits_too() -> None:
     run = small()
     rows = run.tables["rows"].copy()
@@ -312,7 +315,7 @@ def test_ivon_that_is_not_installed_is_left_out_with_a_line_and_a_note(
     for _ in range(2):  # the command line asks for the parts twice
         assert not any("ivon" in part.name for part in parts(Config()))
     assert capsys.readouterr().err == (
-        "twinboot: left out: the method ivon needs ivon-opt: pip install '.[compare]' in a clone of twinboot.\n"
+        'twinboot: left out: the method ivon needs ivon-opt: pip install "twinboot[compare]"\n'
     )
     parts(Config(methods=("twins",)))  # who asked for others misses nothing
     assert capsys.readouterr().err == ""
@@ -324,14 +327,16 @@ def test_ivon_that_is_not_installed_is_left_out_with_a_line_and_a_note(
 def test_a_preset_of_files_says_where_they_should_be(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="the preset cifar10-5k needs files of cifar10: give --data") as told:
         parts(Config(preset="cifar10-5k"))
-    assert "cifar-10-binary.tar.gz or cifar-10-python.tar.gz, as it is or unpacked (data_batch_1.bin" in str(told.value)
+    assert "cifar-10-binary.tar.gz, as it is or unpacked (data_batch_1.bin" in str(told.value)
     with pytest.raises(UnavailableError, match="holds no files of cifar10"):
         parts(Config(preset="cifar10-5k", data=str(tmp_path)))
 
 
-def test_the_help_of_the_methods_names_all_of_them() -> None:
-    told = _reasons(Config)["methods"]
-    assert set(METHODS) <= set(re.findall(r"[a-z-]+[a-z]", told))
+def test_the_help_names_the_methods_of_the_presets_and_the_settings_of_twins() -> None:
+    told = " ".join(_reasons(Config)["methods"].split())
+    assert {name for preset in PRESETS.values() for name in preset.methods} <= set(re.findall(r"[a-z-]+[a-z]", told))
+    settings = re.findall(r"[a-z]+", _reasons(Config)["set"])
+    assert {field.name for field in dataclasses.fields(Recipe)} <= set(settings)
     assert told.endswith("digits has {}, {}, {} and {}.".format(*PRESETS["digits"].methods))
 
 
@@ -342,32 +347,19 @@ def test_the_help_of_the_methods_names_all_of_them() -> None:
         ({"methods": ("twin",)}, "unknown method 'twin': use hold-out"),
         ({"methods": ("twins", "twins")}, "none twice"),
         ({"methods": ()}, "methods must have at least one value"),
-        ({"screened": ("twin",)}, "unknown method 'twin': use hold-out"),
-        ({"screened": ("twins-units", "twins-units")}, "none twice"),
-        ({"screened": ("twins",)}, "twins runs with all seeds, so that it can't be screened"),
+        ({"methods": ("twins:nois=2",)}, "twins have no setting 'nois': use one of mode"),
+        ({"set": ("noise=-1",)}, "noise must be from 0 to 100, not -1.0"),
+        ({"set": ("noise",)}, "noise must be a number"),
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"samples": 1}, "samples must be at least 2"),
         ({"test": 10}, "test must be at least 100"),
-        ({"rate": 0.0}, "rate must be above 0"),
+        ({"lr": 0.0}, "lr must be above 0"),
         ({"spare": True}, "spare images need a preset that leaves some, such as cifar10-5k, not digits"),
     ],
 )
 def test_a_config_that_makes_no_sense_is_refused(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         dataclasses.replace(Config(), **change)
-
-
-def test_augmentation_is_at_work_in_training_alone() -> None:
-    layer, x = datasets.Augment(padding=2), torch.rand(8, 3, 8, 8)
-    assert torch.equal(layer.eval()(x), x)
-    assert not torch.equal(layer.train()(x), x)
-
-
-def test_a_run_with_augmentation_is_told_to_the_end(tmp_path: Path) -> None:
-    config = dataclasses.replace(SMALL, augment=True, seeds=1, epochs=3, methods=("hold-out", "twins"))
-    run = carry_out("images", images, config, tmp_path / "images")
-    assert set(run.tables["sigma"]["layer"]) == set(small().tables["sigma"]["layer"])
-    assert len(images.verdicts(run.config, run.tables)) == 6
 
 
 def test_fewer_test_images_are_judged_and_named(tmp_path: Path) -> None:
@@ -383,12 +375,12 @@ def test_spare_images_are_of_the_training_files_and_nothing_trains_on_them(
 ) -> None:
     x = torch.zeros(6200, 3, 1, 1, dtype=torch.uint8)
     x[:, :2, 0, 0] = torch.stack([torch.arange(6200) // 256, torch.arange(6200) % 256], 1).to(torch.uint8)
-    data = datasets.Images(x, torch.arange(6200) % 10, x[:100], torch.zeros(100, dtype=torch.int64), 10, "cifar10")
+    data = datasets.Images(x, torch.arange(6200) % 10, x[:100], torch.zeros(100, dtype=torch.int64))
     monkeypatch.setattr(images_run, "_images", lambda name, directory: data)
     for number in (0, 1):
         config = Config(preset="cifar10-5k", spare=True, data="somewhere")
         task, moments = images_run._task(config, number)
-        judges, labels = images_run._judges(config, number)
+        judges, labels = images_run._test_images(config, number)
         both = [
             {tuple(row) for row in part.flatten(1).tolist()}
             for part in (task.x, datasets.standardised(judges, moments))
@@ -396,8 +388,8 @@ def test_spare_images_are_of_the_training_files_and_nothing_trains_on_them(
         assert [len(part) for part in both] == [5000, 1200]
         assert not both[0] & both[1]
         assert labels.tolist() == [(int(a) * 256 + int(b)) % 10 for a, b in judges[:, :2, 0, 0]]
-        assert len(images_run._judges(dataclasses.replace(config, test=300), number)[1]) == 300
-    assert len(images_run._judges(dataclasses.replace(config, spare=False), 0)[1]) == 100
+        assert len(images_run._test_images(dataclasses.replace(config, test=300), number)[1]) == 300
+    assert len(images_run._test_images(dataclasses.replace(config, spare=False), 0)[1]) == 100
     judged: list[Tensor] = []
 
     def predict(x: Tensor) -> Tensor:
@@ -405,21 +397,24 @@ def test_spare_images_are_of_the_training_files_and_nothing_trains_on_them(
         return torch.full((len(x), 10), 0.1)
 
     stub = Trained({"row": predict}, torch.arange(100), pd.DataFrame({"seconds": [1.0]}))
-    monkeypatch.setitem(METHODS, "twins", lambda task, scratch, tick: stub)
+    method = dataclasses.replace(METHODS["twins"], train=lambda task, scratch, tick: stub)
+    monkeypatch.setitem(METHODS, "twins", method)
     monkeypatch.setattr(images_run, "_strange", lambda config, moments: None)
     for number in (0, 1):
         images_run._run(config, "twins", number, lambda: None, tmp_path)
-        expected = datasets.standardised(images_run._judges(config, number)[0], images_run._task(config, number)[1])
+        expected = datasets.standardised(
+            images_run._test_images(config, number)[0], images_run._task(config, number)[1]
+        )
         assert any(torch.equal(x, expected) for x in judged)
         judged.clear()
     monkeypatch.setattr(images_run, "SPARE", 700)
-    assert len(images_run._judges(config, 0)[1]) == 700
-    with pytest.raises(UnavailableError, match="there are 1200 spare images, so that test can't be 1300"):
+    assert len(images_run._test_images(config, 0)[1]) == 700
+    with pytest.raises(UnavailableError, match="there are 1200 spare images: test can't be 1300"):
         images_run._require(dataclasses.replace(config, test=1300))
 
 
 def test_more_test_images_than_there_are_are_refused() -> None:
-    with pytest.raises(UnavailableError, match="there are 450 test images, so that test can't be 500"):
+    with pytest.raises(UnavailableError, match="there are 450 test images: test can't be 500"):
         parts(Config(test=500))
 
 

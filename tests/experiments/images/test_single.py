@@ -1,5 +1,6 @@
 """A single model in training: what it reads, what is kept of it, and how it goes on."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,15 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from twinboot.experiments.images.single import Single, Split, accuracy, logits_of
-from twinboot.training.selection import Average
+from twinboot.experiments.images.single import Single, Task, accuracy_and_loss, logits_of
 
 
-def images(held: list[int] | None = None, n: int = 120) -> Split:
-    """Three classes of points around three corners."""
-    y = torch.arange(n) % 3
-    x = 2 * torch.eye(3, 4)[y] + torch.randn(n, 4, generator=torch.Generator().manual_seed(0))
-    return Split(x, y, None if held is None else torch.tensor(held))
+def points(batch: int = 16, seed: int = 0) -> Task:
+    """Three classes of points around three corners, which Adam with a falling learning rate learns."""
+    y = torch.arange(120) % 3
+    x = 2 * torch.eye(3, 4)[y] + torch.randn(120, 4, generator=torch.Generator().manual_seed(0))
+    return Task(x, y, lambda dropout, seed: net(), epochs=4, batch=batch, lr=0.02, samples=2, seed=seed)
 
 
 def net(seed: int = 0) -> nn.Sequential:
@@ -39,27 +39,26 @@ def weights(model: nn.Module) -> Tensor:
 def test_a_held_out_image_changes_nothing_that_is_trained() -> None:
     found = []
     for value in (0.0, 100.0):
-        own = images(held=[3, 7, 11])
-        own.x[[3, 7, 11]] = value
-        run = Single(net(), own, adam, 16, seed=0)
+        task = points()
+        task.x[[3, 7, 11]] = value
+        run = Single(task, make=adam, held=torch.tensor([3, 7, 11]))
         run.train(2)
         found.append(weights(run.of("last")))
     assert torch.equal(*found)
-    assert 3 not in own.trained_on
-    assert len(own.trained_on) == 117
+    assert 3 not in run.trained_on
+    assert len(run.trained_on) == 117
 
 
 def test_the_kept_states_are_those_with_the_lowest_loss_and_the_highest_accuracy_on_the_hold_out() -> None:
-    own = images(held=list(range(30)))
-    run = Single(net(), own, adam, 16, seed=0)
+    task = points()
+    run = Single(task, make=adam, held=torch.arange(30))
     run.train(8)
-    held = torch.arange(30)
-    assert accuracy(run.of("loss"), own, held)[1] == min(run.curve["loss"])
-    assert accuracy(run.of("accuracy"), own, held)[0] == max(run.curve["validation"])
+    assert accuracy_and_loss(run.of("loss"), task.x[:30], task.y[:30])[1] == min(run.curve["loss"])
+    assert accuracy_and_loss(run.of("accuracy"), task.x[:30], task.y[:30])[0] == max(run.curve["validation"])
 
 
 def test_an_average_is_that_of_the_weights_after_its_epochs() -> None:
-    run = Single(net(), images(), adam, 16, seed=0, average=Average(power=0), averaged=(3, 4), keep=(3, 4))
+    run = Single(points(), make=adam, power=0, averaged=range(3, 5), keep=(3, 4))
     run.train(6)
     after = [list(run.of(f"after {epoch}").parameters()) for epoch in (3, 4)]
     means = [torch.stack(values).mean(0) for values in zip(*after, strict=True)]
@@ -68,7 +67,7 @@ def test_an_average_is_that_of_the_weights_after_its_epochs() -> None:
 
 
 def test_what_is_kept_on_the_way_is_the_end_of_a_shorter_run() -> None:
-    long, short = (Single(net(), images(), adam, 16, seed=0, keep=(2,)) for _ in range(2))
+    long, short = (Single(points(), make=adam, keep=(2,)) for _ in range(2))
     long.train(4)
     short.train(2)
     assert torch.equal(weights(long.of("after 2")), weights(short.of("last")))
@@ -76,25 +75,23 @@ def test_what_is_kept_on_the_way_is_the_end_of_a_shorter_run() -> None:
 
 
 def test_the_average_that_predicts_the_hold_out_best_is_kept_with_statistics_of_its_own() -> None:
-    own = images(held=list(range(30)))
-    run = Single(
-        net(), own, adam, 90, seed=0, average=Average(power=3), averaged=range(1, 6)
-    )  # one batch of all others
+    task = points(batch=90)  # one batch of all others
+    run = Single(task, make=adam, held=torch.arange(30), power=3, averaged=range(1, 6))
     run.train(5)
     model = run.of("average, loss")
-    torch.testing.assert_close(model[1].running_mean, model[0](own.x[30:]).mean(0))
-    assert accuracy(model, own, torch.arange(30))[1] == pytest.approx(run.lowest["average, loss"], rel=1e-3)
+    torch.testing.assert_close(model[1].running_mean, model[0](task.x[30:]).mean(0))
+    assert accuracy_and_loss(model, task.x[:30], task.y[:30])[1] == pytest.approx(run.lowest["average, loss"], rel=1e-3)
 
 
 def test_what_is_kept_of_an_average_has_statistics_of_all_images_though_few_judged_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("twinboot.experiments.images.single.ENOUGH", 30)  # one batch of three
-    own = images(held=list(range(30)))
-    run = Single(net(), own, adam, 30, seed=0, average=Average(power=3), averaged=range(1, 6))
+    task = points(batch=30)
+    run = Single(task, make=adam, held=torch.arange(30), power=3, averaged=range(1, 6))
     run.train(5)
     model = run.of("average, loss")
-    torch.testing.assert_close(model[1].running_mean, model[0](own.x[30:]).mean(0))
+    torch.testing.assert_close(model[1].running_mean, model[0](task.x[30:]).mean(0))
 
 
 def ivon(model: nn.Module) -> Any:
@@ -106,9 +103,8 @@ def ivon(model: nn.Module) -> Any:
 @pytest.mark.parametrize("make", [adam, ivon])
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path, make: Any) -> None:
     def run() -> Single:
-        return Single(
-            net(), images(held=[1, 2, 3]), make, 16, seed=1, average=Average(3.0), averaged=(2, 3, 4), keep=(1,)
-        )
+        held = torch.tensor([1, 2, 3])
+        return Single(points(seed=1), make=make, held=held, power=3.0, averaged=range(2, 5), keep=(1,))
 
     whole = run()
     whole.train(4)
@@ -123,19 +119,20 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path, make: Any) -
 
 def test_global_generators_stay_as_they_are() -> None:
     model = net()
+    task = replace(points(), network=lambda dropout, seed: model)
     before = torch.get_rng_state()
-    Single(model, images(), adam, 16, seed=0, average=Average(0), averaged=(1,)).train(1)
+    Single(task, make=adam, power=0, averaged=range(1, 2)).train(1)
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_a_loss_that_is_not_finite_names_epoch_and_step() -> None:
-    own = images()
-    own.x[5] = torch.nan
+    task = points()
+    task.x[5] = torch.nan
     with pytest.raises(FloatingPointError, match=r"not finite in epoch 1, step \d+"):
-        Single(net(), own, adam, 16, seed=0).train(1)
+        Single(task, make=adam).train(1)
 
 
 def test_dropout_draws_only_where_it_is_asked_for() -> None:
-    model, own = net(), images()
-    assert torch.equal(logits_of(model, own.x), logits_of(model, own.x))
-    assert not torch.equal(logits_of(model, own.x, dropping=True), logits_of(model, own.x, dropping=True))
+    model, x = net(), points().x
+    assert torch.equal(logits_of(model, x), logits_of(model, x))
+    assert not torch.equal(logits_of(model, x, dropout=True), logits_of(model, x, dropout=True))

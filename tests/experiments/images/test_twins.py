@@ -10,10 +10,9 @@ from contest import TASK, network, patterns, trained
 from torch.utils.data import TensorDataset
 
 from twinboot import Bootstrap, Estimate, fit, resets
-from twinboot.experiments.images.recipes import TWINS, Recipe
-from twinboot.experiments.images.twins import twins
+from twinboot.experiments.images.single import adam
+from twinboot.experiments.images.twins import TWINS, Recipe, recipe_of, train
 from twinboot.training.checkpoints import DamagedError
-from twinboot.training.optimizers import adam
 
 
 def test_twins_are_calibrated_by_what_no_twin_saw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +37,7 @@ def test_the_last_epoch_alone_is_neither_averaged_nor_chosen(tmp_path: Path) -> 
         data,
         epochs=TASK.epochs,
         batch_size=TASK.batch,
-        optimizer=lambda p: adam(p, TASK.rate),
+        optimizer=lambda p: adam(p, TASK.lr),
         progress=False,
         callback=lambda epoch, estimate, twins: plain.append(twins.estimate()),
     )
@@ -53,7 +52,7 @@ def test_twins_are_shown_after_as_many_epochs_as_the_others_and_after_more_or_fe
 ) -> None:
     name, x = "divided", patterns(20, 2)[0]
     recipe = Recipe(kind="split", cover=True, longer=longer)
-    found = twins(replace(TASK, epochs=8), tmp_path, lambda: None, name=name, recipe=recipe)
+    found = train(replace(TASK, epochs=8), tmp_path, lambda: None, row=name, recipe=recipe)
     row = f"divided, {longer} times as long"
     assert found.epochs == {row: longer}
     after: list[Estimate] = []
@@ -62,7 +61,7 @@ def test_twins_are_shown_after_as_many_epochs_as_the_others_and_after_more_or_fe
         TensorDataset(TASK.x, TASK.y),
         epochs=9,
         batch_size=TASK.batch,
-        optimizer=lambda p: adam(p, TASK.rate),
+        optimizer=lambda p: adam(p, TASK.lr),
         bootstrap=Bootstrap(150, kind="split", cover=True),
         progress=False,
         callback=lambda epoch, estimate, twins: after.append(estimate),
@@ -77,16 +76,18 @@ def test_twins_are_shown_after_as_many_epochs_as_the_others_and_after_more_or_fe
 
 def test_early_resets_grow_from_ten_steps_to_a_plain_epoch() -> None:
     early, usual = Recipe(early=True), Recipe(reset=3)
-    assert early.schedule(replace(TASK, batch=8)) == resets.steps(resets.growing(10, 1.1, most=19))
-    assert early.schedule(replace(TASK, batch=75)) == resets.steps(resets.growing(10, 1.1, most=10))
-    assert usual.schedule(TASK) == resets.every(3)
-    assert Recipe().schedule(TASK) is None
+    assert early.protocol(replace(TASK, batch=8)).reset == resets.steps(resets.growing(10, 1.1, most=19))
+    assert early.protocol(replace(TASK, batch=75)).reset == resets.steps(resets.growing(10, 1.1, most=10))
+    assert usual.protocol(TASK).reset == resets.every(3)
+    assert Recipe().protocol(TASK).reset is None
 
 
 def test_a_recipe_reaches_the_twins(tmp_path: Path) -> None:
     task = replace(TASK, batch=8)  # more than ten steps an epoch, which early resets are apart at first
-    last = {method: trained(method, tmp_path / method, task).sigma["sigma"].iloc[-1] for method in TWINS}
-    assert len(set(last.values())) == len(TWINS)  # no two of them trained the same way
+    changes = ["mode=mean", "decay=true", "noise=2", "reset=4", "early=true", "groups=unit", "kind=poisson"]
+    methods = [*TWINS, *(f"twins:{change}" for change in changes)]
+    last = [trained(name, tmp_path / str(i), task).sigma["sigma"].iloc[-1] for i, name in enumerate(methods)]
+    assert len(set(last)) == len(methods)  # no two of them trained the same way
 
 
 def test_draws_have_as_much_of_sigma_as_the_recipe_says(tmp_path: Path) -> None:
@@ -104,26 +105,26 @@ def test_draws_have_as_much_of_sigma_as_the_recipe_says(tmp_path: Path) -> None:
 
 
 def test_twins_with_dropout_draw_its_masks_too_and_their_mean_does_not(tmp_path: Path) -> None:
-    found = trained("twins-dropout", tmp_path / "a", replace(TASK, epochs=2))
+    found = trained("twins:dropout=0.1", tmp_path / "a", replace(TASK, epochs=2))
     x, _ = patterns(20, 2)
     last = Estimate.load(tmp_path / "a" / "last.safetensors", network(dropout=0.1))
     assert last.dropout
-    drawn = found.rows["Twin-Boot with dropout, last epoch alone"](x)
+    drawn = found.rows["Twin-Boot, dropout=0.1, last epoch alone"](x)
     assert torch.equal(drawn, last.predict(x, TASK.samples, "classification", seed=TASK.seed).probs)
     last.dropout = False
     assert not torch.equal(drawn, last.predict(x, TASK.samples, "classification", seed=TASK.seed).probs)
-    of_mean = found.rows["Twin-Boot with dropout, mean"]
+    of_mean = found.rows["Twin-Boot, dropout=0.1, mean"]
     assert torch.equal(of_mean(x), of_mean(x))
 
 
 def test_what_is_kept_of_a_training_has_the_scale_of_the_recipe_too(tmp_path: Path) -> None:
     """With none of sigma all draws are the mean."""
-    found = twins(replace(TASK, epochs=2), tmp_path, lambda: None, name="still", recipe=Recipe(scale=0.0))
+    found = train(replace(TASK, epochs=2), tmp_path, lambda: None, row="still", recipe=Recipe(scale=0.0))
     x, _ = patterns(20, 2)
     torch.testing.assert_close(found.rows["still"](x), found.rows["still, mean"](x))
 
 
-@pytest.mark.parametrize("file", ["look-1.json", "last.safetensors"])
+@pytest.mark.parametrize("file", ["epochs.json", "last.safetensors"])
 def test_what_was_kept_before_a_stop_and_is_damaged_is_told_in_one_sentence(file: str, tmp_path: Path) -> None:
     task = replace(TASK, epochs=2)
     trained("twins", tmp_path / "a", task)
@@ -132,3 +133,33 @@ def test_what_was_kept_before_a_stop_and_is_damaged_is_told_in_one_sentence(file
         (tmp_path / "a" / file).write_bytes(damaged)
         with pytest.raises(DamagedError, match=rf"{file} is damaged: delete .*a, and this part begins anew\.$"):
             trained("twins", tmp_path / "a", task)
+
+
+def test_settings_change_a_recipe_and_its_row() -> None:
+    row, recipe = recipe_of("twins:noise=2,kind=split,early=true,reset=3,mode=mean")
+    assert row == "Twin-Boot, noise=2, kind=split, early=true, reset=3, mode=mean"
+    assert recipe == Recipe(noise=2.0, kind="split", early=True, reset=3, mode="mean")
+    row, recipe = recipe_of("twins-pooled:cover=false")
+    assert row == "Twin-Boot with pooled gradients, cover=false"
+    assert recipe == replace(TWINS["twins-pooled"][1], cover=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("nois=2", "twins have no setting 'nois': use one of mode, resample, .*, longer, such as noise=2"),
+        ("", "twins have no setting ''"),
+        ("noise", "noise must be a number, not ''"),
+        ("noise=two", "noise must be a number, not 'two'"),
+        ("noise=nan", "noise must be from 0 to 100, not nan"),
+        ("reset=1.5", "reset must be a whole number, not '1.5'"),
+        ("pooled=2", "pooled must be from 0 to 1, not 2.0"),
+        ("kind=bayesian", "kind must be multinomial or poisson or split, not 'bayesian'"),
+        ("cover=yes", "cover must be true or false, not 'yes'"),
+        ("noise=1,noise=2", "noise=1,noise=2 has a setting twice"),
+    ],
+)
+def test_settings_that_make_no_sense_get_one_sentence(settings: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said) as error:
+        recipe_of(f"twins:{settings}")
+    assert "\n" not in str(error.value)

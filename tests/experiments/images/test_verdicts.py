@@ -8,7 +8,7 @@ from small_images import SMALL, repeated, small
 
 from twinboot.experiments import images
 from twinboot.experiments.images import Config
-from twinboot.experiments.images.rows import AS_LONG, BASE, CONTESTANTS, DRAWS, OURS, OURS_LAST, OURS_MEAN, USUAL
+from twinboot.experiments.images.verdicts import AS_LONG, BASE, CONTESTANTS, DRAWS, OURS, OURS_LAST, OURS_MEAN, USUAL
 from twinboot.experiments.runner.experiment import Verdict
 
 
@@ -35,13 +35,15 @@ def test_at_equal_cost_all_that_takes_no_longer_is_a_rival(change: dict[str, flo
     verdict = equal_cost(dataclasses.replace(SMALL, seeds=seeds), tables)
     assert verdict.status == status
     assert verdict.ours
-    assert "4 other ways to predict take no longer" in verdict.evidence  # those of a single model with a hold-out
+    assert (
+        "4 other rows take at most 1.1 times as long as that" in verdict.evidence
+    )  # those of a single model with a hold-out
     dear = tables["rows"]["row"] == BASE
     tables["rows"].loc[dear, "epochs"] = 1000.0
-    assert "3 other ways to predict take no longer, to a tenth. In accuracy" in (
+    assert "3 other rows take at most 1.1 times as long as that. In accuracy" in (
         said := equal_cost(dataclasses.replace(SMALL, seeds=seeds), tables).evidence
     )
-    assert f"Left out, for they take longer: {BASE} (1000.00)." in said
+    assert f"Left out because they take longer: {BASE} (1000.00)." in said
 
 
 @pytest.mark.parametrize(("by", "ahead"), [(0.9, 4), (-0.9, 0)])
@@ -62,7 +64,7 @@ def test_other_twins_have_a_verdict_of_their_own(contestant: str) -> None:
         tables["rows"]["row"] = tables["rows"]["row"].replace({DRAWS: contestant})
     claims = [verdict.claim for verdict in images.verdicts(dataclasses.replace(SMALL, seeds=4), tables)]
     for ours in (OURS, contestant):
-        assert f"At equal cost {ours} predicts better than what else the time buys." in claims
+        assert f"At equal cost {ours} predicts better than other methods." in claims
 
 
 @pytest.mark.parametrize(
@@ -169,7 +171,7 @@ def test_the_gap_is_judged_by_itself_and_against_a_model_that_trained_as_long(ou
         f"trains as long the gap after the last epoch changes by {ours - 0.4:+.3f} ± 0.000 (0.400 to {ours:.3f})"
         in (found.evidence)
     )
-    assert "stopped by a hold-out the gap of the mean, where what no twin saw stops it, changes by +0.200 ± 0.000" in (
+    assert "stopped by a hold-out the gap of the mean, stopped by out-of-bag images, changes by +0.200 ± 0.000" in (
         found.evidence
     )
 

@@ -1,4 +1,5 @@
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -6,7 +7,17 @@ import torch
 import toy
 
 from twinboot.experiments import images
-from twinboot.experiments.runner.experiment import agrees, command, label, one_thread, overall, refuse_repeated
+from twinboot.experiments.runner.experiment import (
+    agrees,
+    command,
+    label,
+    one_thread,
+    overall,
+    refuse_repeated,
+    require_at_least,
+    require_positive,
+    status,
+)
 
 
 def test_agreement_is_a_margin_or_three_errors_and_none_without_precision() -> None:
@@ -65,5 +76,31 @@ def test_a_run_is_called_by_its_preset_where_that_is_not_the_usual_one() -> None
 
 
 def test_a_flag_is_given_without_a_value() -> None:
-    config = images.Config(augment=True, methods=("twins", "twins-draws"))
-    assert command("images", images, config) == "twinboot images --methods twins twins-draws --augment"
+    config = images.Config(preset="cifar10-5k", spare=True, methods=("twins", "twins-draws"))
+    assert command("images", images, config) == (
+        "twinboot images --preset cifar10-5k --methods twins twins-draws --spare"
+    )
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [((True, True), "held"), ((True, False), "held"), ((False, True), "partly"), ((False, False), "not held")],
+)
+def test_a_status_is_the_strongest_that_holds_and_undecided_with_too_few_runs(
+    answers: tuple[bool, bool], expected: str
+) -> None:
+    assert status(*answers) == expected
+    assert status(*answers, too_few=True) == "undecided"
+
+
+def test_settings_below_their_limit_are_refused_and_nan_is_below_any() -> None:
+    config = SimpleNamespace(lr=0.0, seeds=1, noise=math.nan)
+    require_positive(config, "seeds")
+    require_at_least(config, 0, "lr", "seeds")
+    with pytest.raises(ValueError, match=r"lr must be above 0, not 0\.0"):
+        require_positive(config, "seeds", "lr")
+    with pytest.raises(ValueError, match="seeds must be at least 2, not 1"):
+        require_at_least(config, 2, "seeds")
+    for check in (lambda: require_positive(config, "noise"), lambda: require_at_least(config, 0, "noise")):
+        with pytest.raises(ValueError, match="noise must be"):
+            check()

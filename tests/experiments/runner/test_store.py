@@ -1,11 +1,16 @@
+import io
 import json
 import math
 import os
+import re
 import shutil
-from collections.abc import Iterator
-from contextlib import suppress
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -17,9 +22,9 @@ import torch
 import toy
 
 import twinboot
-from twinboot.experiments.runner import parts, sealed
-from twinboot.experiments.runner.experiment import Part
-from twinboot.experiments.runner.store import RunError, UnfinishedError, carry_out, load
+from twinboot.experiments.runner import sealed, store
+from twinboot.experiments.runner.experiment import Part, Tick
+from twinboot.experiments.runner.store import RunError, UnfinishedError, carry_out, compute, load, revision
 
 TOYS: dict[str, Any] = {"toy": toy}
 
@@ -40,11 +45,8 @@ def stop_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def change(directory: Path, **values: Any) -> None:
-    """Other values in run.json, without a checksum, as versions before it wrote none."""
-    path = directory / "run.json"
-    about = json.loads(path.read_text()) | values
-    about.pop("checksum", None)
-    path.write_text(json.dumps(about))
+    """Other values in run.json, with a checksum that fits, as another version might write them."""
+    sealed.write(directory / "run.json", sealed.read(directory / "run.json") | values)
 
 
 def files(directory: Path) -> dict[str, bytes]:
@@ -68,7 +70,7 @@ def test_stopped_and_resumed_equals_uninterrupted(tmp_path: Path, monkeypatch: p
     stop_at("part-1", monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         carry_out("toy", toy, toy.Config(), tmp_path / "toy")
-    with pytest.raises(UnfinishedError, match=r"not complete: `twinboot toy` with the same --out"):
+    with pytest.raises(UnfinishedError, match=r"unfinished: `twinboot toy` with the same --out resumes it"):
         load(tmp_path / "toy", TOYS)
     monkeypatch.undo()
     carry_out("toy", toy, toy.Config(), tmp_path / "toy")
@@ -81,8 +83,7 @@ def test_a_part_half_written_is_done_again(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(KeyboardInterrupt):
         carry_out("toy", toy, toy.Config(), tmp_path)
     monkeypatch.undo()
-    (tmp_path / "parts" / ".part-1").mkdir()
-    (tmp_path / "parts" / ".part-1" / "numbers.csv").write_text("part,val")
+    (tmp_path / "parts" / ".part-1.json.host.1.partial").write_text('{"tables": {"numbers": "part,val')
     assert list(carry_out("toy", toy, toy.Config(), tmp_path).tables["numbers"]["part"]) == [0, 1, 2]
 
 
@@ -124,52 +125,31 @@ def test_a_run_from_before_a_setting_was_there_had_its_default(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda d: (d / "numbers.csv").write_text("part,value\n"), "numbers.csv is damaged"),
-        (lambda d: (d / "numbers.csv").unlink(), "can't read .*numbers.csv"),
+        (lambda d: (d / "numbers.csv").write_text("part,value\n"), "numbers.csv is missing or damaged"),
+        (lambda d: (d / "numbers.csv").unlink(), "numbers.csv is missing or damaged"),
         (lambda d: (d / "run.json").write_text("{"), "run.json is damaged"),
         (lambda d: (d / "run.json").write_text("[]"), "run.json is damaged"),
         (lambda d: (d / "run.json").write_text('{"format": 1}'), "run.json is damaged"),
         (lambda d: (d / "run.json").write_bytes(b"\xff\xfe"), "run.json is damaged"),
-        (lambda d: (d / "run.json").write_text('{"format": 99}'), "format 99"),
+        (lambda d: unsealed(d), "run.json is damaged"),
+        (lambda d: change(d, format=99), "format 99"),
         (lambda d: (d / "run.json").unlink(), "no run in"),
-        (lambda d: change(d, config=[]), "run.json is damaged"),
-        (lambda d: change(d, tables=[]), "run.json is damaged"),
-        (lambda d: change(d, experiment=[]), "run.json is damaged"),
-        (lambda d: change(d, seconds=None), "run.json is damaged"),
         (lambda d: change(d, experiment="seismic"), "an experiment that this version does not have"),
-        (lambda d: change(d, config={"nonsense": 1}), "config in .* is damaged"),
-        (lambda d: change(d, config={"scale": -1.0}), "config in .* is damaged"),
-        (lambda d: change(d, config={"scale": "1"}), "config in .* is damaged"),
-        (lambda d: change(d, config={"sizes": [[1], 2]}), "config in .* is damaged"),
-        (lambda d: change(d, config={"seed": 10**400}), "run.json is damaged"),
-        (lambda d: change(d, config={"scale": math.inf}), "run.json is damaged"),
-        (lambda d: change(d, config={"scale": math.nan}), "run.json is damaged"),
-        (lambda d: change(d, seconds=10**400), "run.json is damaged"),
-        (lambda d: change(d, seconds=math.inf), "run.json is damaged"),
-        (lambda d: change(d, seconds=1e300), "run.json is damaged"),
-        (lambda d: change(d, seconds=-1), "run.json is damaged"),
-        (lambda d: change(d, seconds="1"), "run.json is damaged"),
-        (lambda d: change(d, format=10**400), "run.json is damaged"),
-        (lambda d: change(d, format="2\n"), "run.json is damaged"),
-        (lambda d: change(d, platform=["Linux"]), "run.json is damaged"),
-        (lambda d: change(d, platform="Linux\n# A title"), "run.json is damaged"),
-        (lambda d: change(d, platform="\ud800"), "run.json is damaged"),
-        (lambda d: change(d, revision=1), "run.json is damaged"),
-        (lambda d: change(d, more=1), "run.json is damaged"),
-        (lambda d: change(d, config={"scale": nested(100)}), "config in .* is damaged"),
+        (lambda d: change(d, config={"nonsense": 1}), "config in .* does not fit this version"),
+        (lambda d: change(d, config={"scale": -1.0}), r"does not fit this version \(scale must be above 0"),
+        (lambda d: change(d, config={"scale": "1"}), r"does not fit this version \(scale must be a number"),
+        (lambda d: change(d, config={"sizes": [[1], 2]}), r"does not fit this version \(sizes must be a tuple"),
+        (lambda d: change(d, config={"seed": 10**400}), "config in .* does not fit this version"),
+        (lambda d: change(d, config={"scale": nested(100)}), "config in .* does not fit this version"),
         (lambda d: (d / "run.json").write_text("[" * 100_000), "run.json is damaged"),
         (lambda d: (d / "run.json").write_text('{"format": ' + "1" * 5000 + "}"), "run.json is damaged"),
         (lambda d: (d / "run.json").write_text('{"format": 1e999}'), "run.json is damaged"),
         (lambda d: alter(d / "run.json", b"Linux", b"Lynux"), "run.json is damaged"),
         (lambda d: alter(d / "run.json", b'"checksum"', b'"checksun"'), "run.json is damaged"),
-        (lambda d: change(d, tables={"../numbers": "0"}), "run.json is damaged"),
-        (lambda d: change(d, tables={"/etc/numbers": "0"}), "run.json is damaged"),
-        (lambda d: change(d, tables={"a\\numbers": "0"}), "run.json is damaged"),
-        (lambda d: change(d, tables={"": "0"}), "run.json is damaged"),
-        (lambda d: change(d, tables={"numbers": 7}), "numbers.csv is damaged"),
-        (lambda d: table(d, b""), "numbers.csv is damaged"),
-        (lambda d: table(d, b"\xff\xfe\x00"), "numbers.csv is damaged"),
-        (lambda d: table(d, b'a,b\n"1,2\n'), "numbers.csv is damaged"),
+        (lambda d: change(d, tables={"../numbers": "0"}), "names a table outside of"),
+        (lambda d: change(d, tables={"/etc/numbers": "0"}), "names a table outside of"),
+        (lambda d: change(d, tables={"a\\numbers": "0"}), "names a table outside of"),
+        (lambda d: change(d, tables={"numbers": "0"}), "numbers.csv is missing or damaged"),
     ],
 )
 def test_damage_is_told_in_one_sentence(tmp_path: Path, damage: Any, message: str) -> None:
@@ -189,10 +169,9 @@ def alter(path: Path, old: bytes, new: bytes) -> None:
     path.write_bytes(path.read_bytes().replace(old, new))
 
 
-def table(directory: Path, content: bytes) -> None:
-    """Another table, whose checksum is right."""
-    (directory / "numbers.csv").write_bytes(content)
-    change(directory, tables={"numbers": sealed.checksum(content)})
+def unsealed(directory: Path) -> None:
+    about = sealed.read(directory / "run.json")
+    (directory / "run.json").write_text(json.dumps(about))
 
 
 def corrupted(content: bytes, random: Random) -> bytes:
@@ -244,7 +223,7 @@ def test_a_corrupted_part_is_the_same_or_refused_in_one_sentence(
     random, tables, refused = Random(1), set(), list[str]()
     for number in range(200):
         shutil.copytree(tmp_path / "stopped", tmp_path / str(number))
-        file = tmp_path / str(number) / "parts" / "part-0" / random.choice(("part.json", "numbers.csv"))
+        file = tmp_path / str(number) / "parts" / "part-0.json"
         file.write_bytes(corrupted(file.read_bytes(), random))
         try:
             carry_out("toy", toy, toy.Config(), tmp_path / str(number))
@@ -258,62 +237,32 @@ def test_a_corrupted_part_is_the_same_or_refused_in_one_sentence(
     assert not any("\n" in sentence for sentence in refused)
 
 
-def test_a_corrupted_run_without_a_checksum_never_fails_with_a_traceback(tmp_path: Path) -> None:
-    """Versions before the checksum wrote such. What is taken for another run can still be shown."""
-    carry_out("toy", toy, toy.Config(), tmp_path)
-    change(tmp_path)
-    content, random, loaded = (tmp_path / "run.json").read_bytes(), Random(2), 0
-    for _ in range(400):
-        (tmp_path / "run.json").write_bytes(corrupted(content, random))
-        with suppress(RunError):
-            run = load(tmp_path, TOYS)
-            loaded += 1
-            assert f"{run.about['seconds']:.1f}{run.about['platform']}".encode()
-        with suppress(RunError):
-            carry_out("toy", toy, toy.Config(), tmp_path)
-    assert loaded
-
-
 def test_a_name_that_is_a_path_does_not_leave_the_directory_of_the_run(tmp_path: Path) -> None:
     carry_out("toy", toy, toy.Config(), tmp_path / "run")
     content = b"part,value,word\n0,1,NA\n"
     (tmp_path / "outside.csv").write_bytes(content)
     change(tmp_path / "run", tables={"../outside": sealed.checksum(content)})
-    with pytest.raises(RunError, match=r"run\.json is damaged"):
+    with pytest.raises(RunError, match=r"names a table outside of"):
         load(tmp_path / "run", TOYS)
 
 
 def test_a_config_that_could_not_be_read_again_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
-    for config in (toy.Config(scale=math.inf), toy.Config(seed=10**400)):
-        with pytest.raises(RunError, match="this config can't be written to"):
-            carry_out("toy", toy, config, tmp_path / "run")
+    with pytest.raises(RunError, match="this config can't be written to"):
+        carry_out("toy", toy, toy.Config(scale=math.inf), tmp_path / "run")
     assert toy.computed == []
     assert not (tmp_path / "run" / "run.json").exists()
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "message"),
-    [
-        ("numbers.csv", "part,value,word\n0,999,NA\n", "numbers.csv is damaged"),
-        ("numbers.csv", "", "numbers.csv is damaged"),
-        ("part.json", "{", "part-0 is damaged: delete it"),
-        ("part.json", '{"seconds": "long", "revision": null, "tables": {}}', "part-0 is damaged: delete it"),
-        ("part.json", '{"seconds": 1e999, "revision": null, "tables": {}}', "part-0 is damaged: delete it"),
-        ("part.json", '{"seconds": 1e308, "revision": null, "tables": {}}', "part-0 is damaged: delete it"),
-        ("part.json", '{"seconds": 1, "revision": 7, "tables": {}}', "part-0 is damaged: delete it"),
-        ("part.json", '{"seconds": 1, "revision": null, "tables": {"../../run": ""}}', "part-0 is damaged: delete it"),
-        ("part.json", "[" * 100_000, "part-0 is damaged: delete it"),
-    ],
+    "content", ["", "{", "[]", "[" * 100_000, '{"seconds": 1, "revision": null, "tables": {"numbers": "part\\n"}}']
 )
-def test_a_part_that_was_changed_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, content: str, message: str
-) -> None:
+def test_a_part_that_was_changed_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str) -> None:
     stop_at("part-1", monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         carry_out("toy", toy, toy.Config(), tmp_path)
     monkeypatch.undo()
-    (tmp_path / "parts" / "part-0" / file).write_text(content)
-    with pytest.raises(RunError, match=message):
+    (tmp_path / "parts" / "part-0.json").write_text(content)
+    with pytest.raises(RunError, match=r"part-0\.json is damaged: delete it, and the same command"):
         carry_out("toy", toy, toy.Config(), tmp_path)
 
 
@@ -321,7 +270,7 @@ def test_two_processes_do_not_run_the_same(tmp_path: Path, monkeypatch: pytest.M
     told: list[str] = []
 
     def second(part: str) -> None:
-        with pytest.raises(RunError, match="another process is at work"):
+        with pytest.raises(RunError, match="another process is working on the run"):
             carry_out("toy", toy, toy.Config(), tmp_path)
         told.append(part)
 
@@ -361,7 +310,7 @@ def test_the_time_of_a_run_is_that_of_its_parts_also_from_before_a_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter([0.0, 1.0, 10.0, 100.0, 102.0, 200.0, 204.0])  # part-1 is begun, at 10, and stopped
-    monkeypatch.setattr(parts, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(store, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
     stop_at("part-1", monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         carry_out("toy", toy, toy.Config(), tmp_path)
@@ -370,10 +319,182 @@ def test_the_time_of_a_run_is_that_of_its_parts_also_from_before_a_stop(
 
 
 def test_a_run_that_another_revision_went_on_with_names_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "loaded", lambda: "first")
+    monkeypatch.setattr(store, "revision", lambda: "first")
     stop_at("part-1", monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         carry_out("toy", toy, toy.Config(), tmp_path)
     monkeypatch.setattr(toy, "before", lambda part: None)
-    monkeypatch.setattr(parts, "loaded", lambda: "second")
+    monkeypatch.setattr(store, "revision", lambda: "second")
     assert carry_out("toy", toy, toy.Config(), tmp_path).about["revision"] == "first, second"
+
+
+def one(name: str, tick: Tick) -> dict[str, pd.DataFrame]:
+    tick()
+    return {"t": pd.DataFrame({"name": [name], "process": [os.getpid()], "threads": [torch.get_num_threads()]})}
+
+
+def asked(tick: Tick) -> dict[str, pd.DataFrame]:
+    return {"t": pd.DataFrame({"asked": [revision.cache_info().currsize]})}
+
+
+def slow(name: str, tick: Tick) -> dict[str, pd.DataFrame]:
+    time.sleep(0.5)
+    return one(name, tick)
+
+
+def failing(tick: Tick) -> dict[str, pd.DataFrame]:
+    raise ValueError("this part is wrong")
+
+
+def killed(tick: Tick) -> dict[str, pd.DataFrame]:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return {}
+
+
+def counting(tick: Tick, scratch: Path) -> dict[str, pd.DataFrame]:
+    """Three steps, of which it keeps how many are done; the first attempt ends after two."""
+    file = scratch / "steps"
+    before = int(file.read_text()) if file.exists() else 0
+    for step in range(before + 1, 4):
+        file.write_text(str(step))
+        if step == 2 and before == 0:
+            raise KeyboardInterrupt
+    return {"t": pd.DataFrame({"resumed_after": [before]})}
+
+
+def table(directory: Path, part: str) -> pd.DataFrame:
+    found = sealed.read(directory / f"{part}.json")
+    assert found["seconds"] >= 0
+    return pd.read_csv(io.StringIO(found["tables"]["t"]))
+
+
+def test_parts_at_once_run_in_processes_of_their_own_with_a_share_of_the_threads(tmp_path: Path) -> None:
+    ticks: list[str] = []
+    compute(
+        [Part(f"p{i}", 2, partial(one, f"p{i}")) for i in range(3)],
+        tmp_path,
+        lambda part: lambda: ticks.append(part.name),
+        jobs=2,
+    )
+    found = pd.concat([table(tmp_path, f"p{i}") for i in range(3)])
+    assert list(found["name"]) == ["p0", "p1", "p2"]
+    assert os.getpid() not in set(found["process"])
+    assert set(found["threads"]) == {max(1, torch.get_num_threads() // 2)}
+    assert sorted(ticks) == ["p0", "p0", "p1", "p1", "p2", "p2"]
+
+
+def logged(name: str, log: Path, tick: Tick) -> dict[str, pd.DataFrame]:
+    for what in ("begins", "ends"):
+        with log.open("a") as file:
+            file.write(f"{name} {what}\n")
+        time.sleep(0.3)
+    return one(name, tick)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_part_that_measures_time_runs_alone_when_the_others_are_done(tmp_path: Path, jobs: int) -> None:
+    log = tmp_path / "log"
+    parts = [Part(name, 1, partial(logged, name, log), alone=name in "xy") for name in "xyabc"]
+    compute(parts, tmp_path / "parts", lambda part: lambda: None, jobs=jobs)
+    said = log.read_text().splitlines()
+    assert {line[0] for line in said[:6]} == set("abc")
+    assert said[6:] == ["x begins", "x ends", "y begins", "y ends"]
+    assert set(table(tmp_path / "parts", "x")["threads"]) == set(table(tmp_path / "parts", "a")["threads"])
+
+
+def test_a_process_knows_its_revision_before_its_first_part_begins(tmp_path: Path) -> None:
+    compute([Part("a", 1, asked)], tmp_path, lambda part: lambda: None, jobs=2)
+    assert list(table(tmp_path, "a")["asked"]) == [1]
+
+
+def test_after_a_part_that_fails_the_others_are_kept(tmp_path: Path) -> None:
+    parts = [Part("good", 1, partial(one, "good")), Part("bad", 1, failing)]
+    with pytest.raises(ValueError, match="this part is wrong"):
+        compute(parts, tmp_path, lambda part: lambda: None, jobs=2)
+    assert (tmp_path / "good.json").exists()
+    assert not (tmp_path / "bad.json").exists()
+
+
+def test_after_an_error_no_other_part_is_begun(tmp_path: Path) -> None:
+    parts = [Part("bad", 1, failing), *(Part(f"p{i}", 1, partial(slow, f"p{i}")) for i in range(8))]
+    with pytest.raises(ValueError, match="this part is wrong"):
+        compute(parts, tmp_path, lambda part: lambda: None, jobs=2)
+    assert {path.name for path in tmp_path.iterdir()} <= {"p0.json", "p1.json"}
+
+
+def test_a_killed_process_is_told_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="was killed; the same command resumes the run"):
+        compute([Part("a", 1, killed), Part("b", 1, killed)], tmp_path, lambda part: lambda: None, jobs=2)
+
+
+def test_a_long_part_goes_on_from_what_it_kept(tmp_path: Path) -> None:
+    parts = [Part("long", 3, counting, resumes=True)]
+    with pytest.raises(KeyboardInterrupt):
+        compute(parts, tmp_path, lambda part: lambda: None, jobs=1)
+    compute(parts, tmp_path, lambda part: lambda: None, jobs=1)
+    assert list(table(tmp_path, "long")["resumed_after"]) == [2]
+    assert not list(tmp_path.glob("*.scratch"))
+
+
+def endless(name: str, tick: Tick, scratch: Path) -> dict[str, pd.DataFrame]:
+    (scratch.parent / f"{name}.pid").write_text(str(os.getpid()))
+    time.sleep(600)
+    return {}
+
+
+def run_endless(directory: Path) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which is ignored where the tests run in the background
+    parts = [Part(name, 1, partial(endless, name), resumes=True) for name in "ab"]
+    compute(parts, directory, lambda part: lambda: None, jobs=2)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_processes_end_with_their_run_however_it_is_stopped(tmp_path: Path, how: signal.Signals) -> None:
+    run = get_context("spawn").Process(target=run_endless, args=(tmp_path,))
+    run.start()
+    pids = [tmp_path / f"{name}.pid" for name in "ab"]
+    until(lambda: all(file.exists() and file.read_text() for file in pids))
+    assert run.pid is not None
+    os.kill(run.pid, how)
+    run.join(30)
+    until(lambda: not any(is_running(int(file.read_text())) for file in pids))
+
+
+def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < seconds
+        time.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+# A source archive may be tested where there is no git; what a run records there is the next test. CI has it, or fails.
+@pytest.mark.skipif(not (shutil.which("git") or os.environ.get("CI")), reason="it makes a checkout with git")
+def test_the_revision_is_that_of_the_checkout_the_source_is_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)  # a hook of git, for one, would send it to another checkout
+    source, other = tmp_path / "parts.py", tmp_path / "other.py"
+    source.write_text("")
+    other.write_text("")
+    monkeypatch.setattr(store, "__file__", str(source))
+    assert revision.__wrapped__() is None  # no checkout
+    person = ["-c", "user.name=a", "-c", "user.email=a@b.invalid", "-c", "commit.gpgsign=false"]
+    for words in (["init", "-q"], ["add", "parts.py"], [*person, "commit", "-q", "-m", "a"]):
+        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    clean = revision.__wrapped__()
+    assert re.fullmatch("[0-9a-f]{12,}", str(clean))
+    source.write_text("changed = True")
+    assert revision.__wrapped__() == f"{clean}-dirty"
+    monkeypatch.setattr(store, "__file__", str(other))
+    assert revision.__wrapped__() is None  # a file that this checkout does not track
+
+
+def test_the_revision_is_unknown_without_git(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert revision.__wrapped__() is None

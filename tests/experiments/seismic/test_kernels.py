@@ -6,9 +6,9 @@ import pytest
 import torch
 from loops import assert_same_bits, seeded
 
-from twinboot.data.bootstrap import UNSEEN
-from twinboot.experiments.images import rivals
+from twinboot.experiments.images import methods
 from twinboot.experiments.seismic.kernels import (
+    HOLD_OUT,
     SIDE,
     Task,
     _centres,
@@ -21,7 +21,7 @@ from twinboot.experiments.seismic.kernels import (
     tikhonov,
     undo,
 )
-from twinboot.experiments.uci import config as uci_config
+from twinboot.experiments.uci.methods import Config as UciConfig
 
 TASK = Task(rows=64, noise=0.3, beta=1.0, width=1.0, spread=1.0)
 
@@ -127,9 +127,9 @@ def test_another_seed_is_another_problem() -> None:
 def test_a_hold_out_is_as_large_as_what_two_bootstrap_samples_leave() -> None:
     """(1 - 1/n)^(2n), which is e^-2 for many."""
     held = problem(TASK, 0).held_out
-    assert len(held.unique()) == len(held) == round(64 * UNSEEN)
-    assert pytest.approx((1 - 1e-4) ** 20_000, rel=1e-3) == UNSEEN
-    assert (rivals.HELD_OUT, uci_config.Config().hold_out) == (0.135, 0.135)  # finished runs were made with that
+    assert len(held.unique()) == len(held) == round(64 * HOLD_OUT)
+    assert pytest.approx((1 - 1e-4) ** 20_000, rel=1e-3) == HOLD_OUT
+    assert (methods.HELD_OUT, UciConfig().hold_out) == (0.135, 0.135)  # finished runs were made with that
 
 
 @pytest.mark.parametrize("response", ["tanh", "cubic"])

@@ -1,20 +1,25 @@
 import io
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 
+from twinboot import Dense
 from twinboot.experiments import seismic
 from twinboot.experiments.registry import EXPERIMENTS
 from twinboot.experiments.runner.experiment import Part, Tick
 from twinboot.experiments.runner.store import Run, carry_out
-from twinboot.experiments.seismic import run as seismic_run
-from twinboot.experiments.seismic.kernels import SIDE
-from twinboot.experiments.seismic.run import PENALTIES, ROWS, RUNS, SHOWN
-from twinboot.experiments.seismic.scores import LEVELS
+from twinboot.experiments.seismic import PENALTIES, ROWS, SHOWN
+from twinboot.experiments.seismic.descent import LEVELS, METHODS, Schedule
+from twinboot.experiments.seismic.kernels import SIDE, Problem, Task, problem, respond
+from twinboot.inverse.operators import Forward
 
 TINY = seismic.Config(rows=64, seeds=2, steps=3, turns=2)
 STANDARD, HELD, PUBLISHED = "standard, to the end", "standard, stopped by a hold-out", list(ROWS)[2]
@@ -43,7 +48,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, ticks: dict[str, int]) -> Run:
 
 def test_defaults_are_those_of_section_4_3_and_appendix_a6() -> None:
     config = seismic.Config()
-    assert (config.rows, config.seeds, config.rate, config.first_reset, config.batch) == (4096, 25, 0.001, 50, 32)
+    assert (config.rows, config.seeds, config.lr, config.first_reset, config.batch) == (4096, 25, 0.001, 50, 32)
     assert EXPERIMENTS["seismic"] is seismic
 
 
@@ -61,7 +66,7 @@ def test_every_row_is_in_the_runs_of_each_response_and_batch(run: Run) -> None:
 
 def test_sigma_is_kept_of_twins_and_of_nothing_else(run: Run) -> None:
     runs = run.tables["runs"]
-    twins = {row for row, (of, _) in ROWS.items() if RUNS[of].replicas > 1}
+    twins = {row for row, (of, _) in ROWS.items() if METHODS[of].replicas > 1}
     assert len(twins) == 7
     for column in ("sigma", "correlation", *(f"covered_{level}" for level in LEVELS)):
         assert (runs[column].notna() == runs["method"].isin(twins)).all()
@@ -72,7 +77,7 @@ def test_sigma_is_kept_of_twins_and_of_nothing_else(run: Run) -> None:
 @pytest.mark.parametrize("row", ROWS)
 def test_a_row_is_of_the_run_and_the_state_that_it_names(row: str) -> None:
     of, state = ROWS[row]
-    method = RUNS[of]
+    method = METHODS[of]
     assert ("to the end" in row, "stopped" in row) == (state == "last", state == "clear")
     assert ("standard" in row) == (method.replicas == 1)
     assert ("hold-out" in row) == method.hold_out
@@ -236,18 +241,16 @@ def test_few_seeds_are_fewer_than_ten() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        *(({name: 0.0}, f"{name} must be above 0, not 0.0") for name in ("noise", "beta", "width", "texture", "rate")),
+        *(({name: 0.0}, f"{name} must be above 0, not 0.0") for name in ("noise", "beta", "width", "texture", "lr")),
         ({"contrast": -1.0}, "contrast must be above 0"),
         ({"spread": float("nan")}, "spread must be above 0"),
-        ({"spread": 1.1}, "spread and decay must be at most 1, not 1.1"),
-        ({"decay": 1.1}, "spread and decay must be at most 1, not 1.0 and 1.1"),
-        ({"rows": 49}, "at least 50 rows and two batches, not 49"),
-        ({"rows": 64, "batch": 33}, "two batches, not 64 and 33"),
-        ({"batch": 0}, "two batches, not 4096 and 0"),
-        ({"steps": 0}, "steps and first_reset must be at least 1"),
-        ({"first_reset": 0}, "steps and first_reset must be at least 1"),
-        ({"seeds": 1}, "seeds and turns at least 2"),
-        ({"turns": 1}, "seeds and turns at least 2"),
+        ({"spread": 1.1}, "spread must be at most 1, not 1.1"),
+        ({"decay": 1.1}, "decay must be at most 1, not 1.1"),
+        ({"width": 0.2}, "width must be at least 0.3, not 0.2"),
+        ({"rows": 49}, "rows must be at least 50, not 49"),
+        ({"rows": 64, "batch": 33}, "batch must be at most half of the 64 rows, not 33"),
+        *(({name: 0}, f"{name} must be at least 1, not 0") for name in ("batch", "steps", "first_reset")),
+        *(({name: 1}, f"{name} must be at least 2, not 1") for name in ("seeds", "turns")),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(change: dict[str, Any], message: str) -> None:
@@ -256,6 +259,86 @@ def test_settings_that_make_no_sense_are_refused(change: dict[str, Any], message
 
 
 def test_another_seed_of_the_run_shares_no_problem_with_it() -> None:
-    first, second = (seismic_run._problems(seismic.Config(rows=64, seeds=2, seed=seed), "tanh") for seed in (0, 1))
+    first, second = (seismic._problems(seismic.Config(rows=64, seeds=2, seed=seed), "tanh") for seed in (0, 1))
     truths = [tuple(p.truth.flatten().tolist()) for p in (*first, *second)]
     assert len(set(truths)) == 4
+
+
+@pytest.fixture(scope="module")
+def small() -> Problem:
+    return problem(Task(64, 0.3, 2.0, 1.0, 1.0), 0)
+
+
+def test_the_operator_is_that_of_the_problem(small: Problem) -> None:
+    expected = small.kernels @ respond("tanh", 2.0 * small.truth).flatten()
+    torch.testing.assert_close(seismic.operator(small)(small.truth), expected)
+
+
+@pytest.mark.parametrize("batch", [None, 8])
+def test_each_turn_but_the_first_has_the_time_of_a_step_of_both(small: Problem, batch: int | None) -> None:
+    ticks: list[int] = []
+    schedule = Schedule(steps=1, lr=0.01, decay=0.99, batch=batch)
+    found = seismic.cost(small, schedule, 3, lambda: ticks.append(1))
+    assert found["turn"].tolist() == [2, 3]
+    assert (found[["standard", "twins"]] > 0).all(axis=None)
+    assert len(ticks) == 3
+
+
+class Recording(Dense):
+    """Keeps how many measurements each call computes, and which batches were asked for."""
+
+    sizes: list[int]
+    batches: list[list[int]]
+
+    def __call__(self, field: Tensor) -> Tensor:
+        found = super().__call__(field)
+        self.sizes.append(len(found))
+        return found
+
+    def rows(self, index: Tensor | slice) -> Self:
+        if isinstance(index, Tensor):
+            self.batches.append(index.tolist())
+        return super().rows(index)
+
+    def ends(self, length: int) -> Forward:
+        pair = super().ends(length)
+
+        def counted(fields: Tensor) -> Tensor:
+            self.sizes.extend([length, length])
+            return pair(fields)
+
+        return counted
+
+
+@pytest.fixture
+def recording(small: Problem, monkeypatch: pytest.MonkeyPatch) -> Recording:
+    made = Recording(small.kernels, torch.tanh)
+    made.sizes, made.batches = [], []
+    monkeypatch.setattr(seismic, "operator", lambda problem: made)
+    return made
+
+
+def test_each_is_charged_for_its_own_steps(
+    small: Problem, recording: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a clock that counts calls of the operator: one in a plain step; two in a step of twins, and one more in each
+    look at the unseen, after steps 30, 40, 50 and 60, 70, 75."""
+    monkeypatch.setattr(seismic, "time", SimpleNamespace(perf_counter=lambda: len(recording.sizes)))
+    found = seismic.cost(small, Schedule(steps=1, lr=0.01, decay=0.99), 3)
+    assert found["standard"].tolist() == [1, 1]
+    assert found["twins"].tolist() == [2 + 3 / 25] * 2
+
+
+@pytest.mark.parametrize(("batch", "rows"), [(None, 64), (10, 10)])
+def test_the_plain_loop_computes_a_batch_in_each_step(
+    small: Problem, recording: Recording, batch: int | None, rows: int
+) -> None:
+    """And takes no measurement again in an epoch, here of six batches; what is no full one is left out."""
+    steps = seismic._standard(recording, small.observed, Schedule(1, 0.01, 0.99, batch=batch))
+    next(steps)
+    next(steps)
+    assert recording.sizes == [rows] * (2 * seismic.TURN)
+    taken = recording.batches
+    epochs = [list(chain.from_iterable(taken[start : start + 6])) for start in range(0, len(taken) - 5, 6)]
+    assert [len(set(epoch)) for epoch in epochs] == ([60] * 8 if batch else [])
+    assert len(set(map(tuple, epochs))) == len(epochs)

@@ -2,6 +2,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,17 +12,17 @@ from torch import Tensor
 from twinboot import Prediction
 from twinboot._core.seeds import derive
 from twinboot.experiments.uci import methods as uci_methods
-from twinboot.experiments.uci.config import Config
 from twinboot.experiments.uci.data import Split, Table, split
 from twinboot.experiments.uci.methods import (
+    Config,
     Predicted,
     certain,
-    descend,
     held_out,
     noise_of,
     on_all,
     score,
     single,
+    train,
     twins,
 )
 
@@ -71,8 +72,8 @@ def test_noise_is_what_the_draws_leave_of_the_residuals() -> None:
     target = torch.tensor([[2.0], [-2.0]])
     for spread, noise2 in ((0.0, 4.0), (1.0, 3.0), (2.0, 0.2), (9.0, 0.2)):
         prediction = Prediction("regression", torch.zeros(2, 1), torch.full((2, 1), spread))
-        assert noise_of(prediction, target, floor=0.05) ** 2 == pytest.approx(noise2)
-    assert noise_of(certain(lambda x: x, target), target, floor=0.05) > 0
+        assert noise_of(prediction, target, least=0.05) ** 2 == pytest.approx(noise2)
+    assert noise_of(certain(lambda x: x, target), target, least=0.05) > 0
 
 
 def test_a_linear_target_is_learned_to_its_noise() -> None:
@@ -133,7 +134,7 @@ def test_rows_that_are_held_out_do_not_train(data: Split) -> None:
     used, held = held_out(TINY, len(data.train_x), 0)
     hidden = data.train_y.clone()
     hidden[held] = 1e6
-    first, second = (descend(TINY, made, 0, used, None, 3)[0] for made in (data, replace(data, train_y=hidden)))
+    first, second = (train(TINY, made, 0, used, None, 3)[0] for made in (data, replace(data, train_y=hidden)))
     assert torch.equal(first[0].weight, second[0].weight)
 
 
@@ -141,12 +142,42 @@ def test_the_epoch_kept_is_the_one_with_the_least_loss_on_the_hold_out(data: Spl
     used, held = held_out(TINY, len(data.train_x), 0)
     losses = []
     for epochs in range(1, 7):
-        model, epoch = descend(TINY, data, 0, used, None, epochs)
+        model, epoch = train(TINY, data, 0, used, None, epochs)
         assert epoch == epochs
         losses.append((data.train_y[held] - certain(model, data.train_x[held]).mean).square().mean().item())
-    kept, best = descend(TINY, data, 0, used, held, 6)
+    kept, best = train(TINY, data, 0, used, held, 6)
     assert best == 1 + losses.index(min(losses))
     loss = (data.train_y[held] - certain(kept, data.train_x[held]).mean).square().mean().item()
     assert loss == pytest.approx(min(losses))
     assert TINY.epochs_of(len(data.train_x)) == 3
     assert single(TINY, data, 0).noise == pytest.approx(math.sqrt(min(losses[:3])), rel=1e-5)
+
+
+def test_a_single_network_makes_about_as_many_steps_on_each_set_but_passes_over_large_ones_often_enough() -> None:
+    config = Config()
+    assert [config.batch_of(rows) for rows in (277, 1999, 2000, 41_157)] == [32, 32, 256, 256]
+    for rows in (277, 455, 1439, 8611):
+        assert config.epochs_of(rows) * -(-rows // config.batch_of(rows)) == pytest.approx(config.updates, rel=0.02)
+    assert config.epochs_of(41_157) == config.epochs == 40
+
+
+def test_the_hold_out_is_what_two_bootstrap_samples_leave() -> None:
+    assert Config().hold_out == pytest.approx(0.1353, abs=0.0005)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        *(({name: 0}, f"{name} must be at least 1, not 0") for name in ("splits", "hidden", "batch", "large")),
+        *(({name: 0}, f"{name} must be at least 1, not 0") for name in ("large_batch", "updates", "epochs")),
+        ({"samples": 1}, "samples must be at least 2"),
+        ({"lr": float("nan")}, "lr must be greater than 0"),
+        ({"hold_out": 0.0}, "hold_out must lie between 0.02 and 0.5"),
+        ({"min_noise": 0.0}, "min_noise must be above 0 and at most 1"),
+        ({"sets": ("yacht", "yacht")}, "no name twice"),
+        ({"data": "missing.npz"}, "can't read missing.npz"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Config(**change)

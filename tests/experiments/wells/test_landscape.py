@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -11,13 +12,13 @@ from twinboot._core.seeds import derive
 from twinboot.experiments.wells.landscape import (
     WELLS,
     Setting,
-    checked_start,
     curvatures,
     exact_line,
     loss,
     mean_landscape,
     paper_line,
     potential,
+    require_start,
     resampled,
     rms,
     steps,
@@ -91,14 +92,14 @@ def test_samples_are_bootstrap_samples_of_each_runs_own_data() -> None:
 
 def test_a_run_among_many_is_the_run_alone() -> None:
     """Full batch, no noise on the weights, one reset to the mean: done by hand for one of the runs."""
-    setting = Setting(size=12, batch=12, epochs=3, resets=(2,), rate_steps=(1,), rate=0.3, seed=3)
+    setting = Setting(size=12, batch=12, epochs=3, resets=(2,), rate_steps=(1,), lr=0.3, seed=3)
     trained = train(setting, (0.2, 0.1), 4, "mean", silent, noise_scale=0.0)
     data = torch.randn(12, 4, 2, generator=torch.Generator().manual_seed(3)) * setting.noise
     samples = [sample[:, 2] for sample in resampled(data, seed=3)]
     slope = grad(lambda w, x: loss(w, x, setting.width, "shift").mean())
     w = [torch.tensor([0.2, 0.1])] * 2
-    for epoch, rate in ((1, 0.3), (2, 0.03), (3, 0.03)):
-        w = [v - rate * slope(v, x) for v, x in zip(w, samples, strict=True)]
+    for epoch, lr in ((1, 0.3), (2, 0.03), (3, 0.03)):
+        w = [v - lr * slope(v, x) for v, x in zip(w, samples, strict=True)]
         if epoch == 2:
             w = [(w[0] + w[1]) / 2] * 2
     torch.testing.assert_close(trained.weights[:, 2], torch.stack(w))
@@ -109,7 +110,7 @@ def test_a_third_of_the_pairs_split_where_the_first_pull_decides() -> None:
     """From the middle of the ridge a twin goes where its sample's mean lies. Means of two samples of the same data have
     the correlation 1/2, so their signs differ with probability 1/2 - asin(1/2) / pi = 1/3."""
     runs = 2000
-    setting = Setting(size=50, batch=50, rate=0.5, epochs=120, rate_steps=())
+    setting = Setting(size=50, batch=50, lr=0.5, epochs=120, rate_steps=())
     trained = train(setting, (0.0, 0.0), runs, "none", silent, noise_scale=0.0)
     left = trained.weights[:, :, 0] < 0
     apart = (left[0] != left[1]).float().mean().item()
@@ -129,8 +130,6 @@ def test_every_step_ticks_and_is_on_the_path() -> None:
     setting, ticks = Setting(size=25, epochs=2), []
     trained = train(setting, (0.0, 0.0), 3, "centered", lambda: ticks.append(1), keep_path=True)
     assert len(ticks) == steps(setting) == 6
-    assert trained.path is not None
-    assert trained.path_sigma is not None
     assert trained.path.shape == (7, 2, 3, 2)
     assert trained.path_sigma.shape == (7, 3)
 
@@ -145,10 +144,10 @@ def test_epochs_count_from_one_and_starts_lie_near_the_wells() -> None:
     with pytest.raises(ValueError, match="counted from 1"):
         Setting(resets=(0,))
     with pytest.raises(ValueError, match="no slope"):
-        checked_start((50.0, 50.0), 10)
+        require_start(SimpleNamespace(start=(50.0, 50.0), seeds=10))
 
 
-@pytest.mark.parametrize("field", ["width", "noise", "size", "batch", "rate", "epochs"])
+@pytest.mark.parametrize("field", ["width", "noise", "size", "batch", "lr", "epochs"])
 def test_settings_that_make_no_sense_are_refused(field: str) -> None:
     with pytest.raises(ValueError, match=field):
         Setting(**{field: 0})

@@ -45,7 +45,7 @@ def test_sigma_lies_on_the_exact_line_for_every_size_noise_and_datum(tables: dic
 def test_sigma_is_flat_in_rate_and_batch(tables: dict[str, pd.DataFrame]) -> None:
     """On the same data only the noise that is left at the end differs: the margin of the verdict, and four errors."""
     found = sweeps.summary(SMALL, tables["sigma"])
-    flat = found[found["sweep"].isin(["rate", "batch"])]
+    flat = found[found["sweep"].isin(["lr", "batch"])]
     assert len(flat) == 4
     assert ((flat["ratio"] - 1).abs() < 0.05 + 4 * flat["ratio_error"]).all()
     assert (flat["ratio_error"] < flat["error"] / flat["rms"]).all()  # what pairing is for
@@ -61,8 +61,8 @@ def test_papers_line_holds_only_if_the_pull_matches_the_curvature(tables: dict[s
 
 
 def test_verdicts_figure_and_numbers(tables: dict[str, pd.DataFrame]) -> None:
-    size, noise, rate, batch, dashed = sweeps.verdicts(SMALL, tables)
-    assert [v.status for v in (size, noise, rate, batch, dashed)] == ["held", "partly", "held", "held", "partly"]
+    size, noise, lr, batch, dashed = sweeps.verdicts(SMALL, tables)
+    assert [v.status for v in (size, noise, lr, batch, dashed)] == ["held", "partly", "held", "held", "partly"]
     assert "smear the wells" in noise.evidence
     assert isinstance(sweeps.figure(SMALL, tables), Figure)
     [legend] = sweeps.figure(SMALL, tables).legends
@@ -77,14 +77,14 @@ def test_verdicts_figure_and_numbers(tables: dict[str, pd.DataFrame]) -> None:
 
 def test_what_is_off_is_said_with_its_reason(tables: dict[str, pd.DataFrame]) -> None:
     sigma = tables["sigma"].copy()
-    lost, small = sigma["point"] == "rate-0.2", sigma["point"] == "batch-25"
+    lost, small = sigma["point"] == "lr-0.2", sigma["point"] == "batch-25"
     sigma.loc[lost, "sigma"] *= 3
     sigma.loc[lost, "one_well"] = False
     sigma.loc[small, "sigma"] /= 3
-    _, _, rate, batch, _ = sweeps.verdicts(SMALL, {"sigma": sigma})
-    assert rate.status == batch.status == "partly"
-    assert "rate = 0.2" in rate.evidence
-    assert "not in one well" in rate.evidence
+    _, _, lr, batch, _ = sweeps.verdicts(SMALL, {"sigma": sigma})
+    assert lr.status == batch.status == "partly"
+    assert "lr = 0.2" in lr.evidence
+    assert "not in one well" in lr.evidence
     assert "too few or too small" in batch.evidence
 
 
@@ -97,7 +97,7 @@ def test_sigma_that_ignores_the_number_of_data_is_not_held(tables: dict[str, pd.
 def test_points_that_are_the_base_setting_run_once() -> None:
     config = sweeps.Config(sizes=(50,), noises=(0.3,), rates=(0.1, 0.2), batches=(10,))
     names = [part.name for part in sweeps.parts(config)]
-    assert names == ["size-50", "noise-0.3", "base", "rate-0.2", "datum-tilt", "datum-matched"]
+    assert names == ["size-50", "noise-0.3", "base", "lr-0.2", "datum-tilt", "datum-matched"]
 
 
 def test_wrong_points_are_refused_before_any_work() -> None:
@@ -113,10 +113,10 @@ def test_the_ratio_to_the_base_setting_and_its_error_by_hand() -> None:
     """Squares 5, 11 on 1, 3: the ratio of the means is 4, its residuals are 1 and -1, so its standard error is
     sqrt(2) / 2 / sqrt(2) = 1/2; the root is 2, and its error 1/2 / (2 * 2)."""
     config = sweeps.Config(seeds=2, sizes=(50,), noises=(0.2,), rates=(0.2,), batches=(5,))
-    squares = {part.name: (5.0, 11.0) if part.name == "rate-0.2" else (1.0, 3.0) for part in sweeps.parts(config)}
+    squares = {part.name: (5.0, 11.0) if part.name == "lr-0.2" else (1.0, 3.0) for part in sweeps.parts(config)}
     rows = [(name, math.sqrt(square), True) for name, both in squares.items() for square in both]
     found = sweeps.summary(config, pd.DataFrame(rows, columns=["point", "sigma", "one_well"])).set_index("sweep")
-    assert found.loc["rate", ["ratio", "ratio_error"]].tolist() == pytest.approx([2.0, 1 / 8])
+    assert found.loc["lr", ["ratio", "ratio_error"]].tolist() == pytest.approx([2.0, 1 / 8])
     assert found.loc["batch", ["ratio", "ratio_error"]].tolist() == pytest.approx([1.0, 0.0])
 
 

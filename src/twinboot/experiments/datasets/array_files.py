@@ -1,4 +1,4 @@
-"""Files of numpy arrays from outside: read without unpickling, and known again by a checksum."""
+"""NumPy files of users: read without unpickling, and identified by a checksum."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 
 
 def checksum(path: str) -> str:
-    """By which a file is known again."""
+    """SHA-256 of a file."""
     return hashlib.sha256(_content(path)).hexdigest()
 
 
 def arrays(path: str) -> dict[str, NDArray[Any]]:
-    """Every array of an .npz file by its name, or the one of an .npy file, by the name ""."""
+    """All arrays of an .npz file by name, or the array of an .npy file under the name ""."""
     content = io.BytesIO(_content(path))
     try:
-        loaded = np.load(content, allow_pickle=False)  # what is pickled could run any code
+        loaded = np.load(content, allow_pickle=False)  # a pickle could run any code
         found = {"": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
     except (ValueError, EOFError, OSError, RuntimeError, zipfile.BadZipFile, zlib.error):
         found = {}
-    # Of a zip file's members those that are no arrays come as bytes.
+    # NumPy gives other members of a zip file as bytes.
     if not found or not all(isinstance(array, np.ndarray) for array in found.values()):
         raise ValueError(f"{path} is no .npy or .npz file of plain numbers.")
     return found

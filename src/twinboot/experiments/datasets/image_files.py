@@ -1,149 +1,202 @@
-"""What is in the official files of image data sets: CIFAR-10's binary and Python versions, and the idx of MNIST.
-
-Each reader takes the content of a file, and the name by which an error speaks of it, and gives images and labels.
-"""
+"""The official files of CIFAR-10 and Fashion-MNIST: their names and checksums, how to read and how to download them."""
 
 from __future__ import annotations
 
 import gzip
-import io
+import hashlib
+import http.client
 import math
-import pickle
+import shutil
+import sys
 import tarfile
+import urllib.error
+import urllib.request
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
+
+from ..._core.atomic import replacing
 
 Bytes = NDArray[np.uint8]
-Batch = tuple[Bytes, Bytes]  # images [n, 3, 32, 32] and labels [n]
 CIFAR = (3, 32, 32)
 AGAIN = "copy or download it again"
+TIMEOUT = 30.0  # seconds without a byte of a download
 
 
-def content(path: Path) -> bytes:
-    """All of a file, unpacked where its name ends in .gz."""
+class MissingError(ValueError):
+    """Files of a data set are missing."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The files of a data set, which are in one of these folders or in an archive."""
+
+    files: dict[str, str]  # name -> MD5 of the unpacked content; the training files first
+    folders: tuple[str, ...]
+    archive: str = ""
+
+
+LAYOUTS = {
+    "cifar10": Layout(
+        {
+            "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
+            "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
+            "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
+            "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
+            "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
+            "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
+        },
+        ("cifar-10-batches-bin", "."),
+        "cifar-10-binary.tar.gz",  # the Python version is pickled, and files from outside are never unpickled
+    ),
+    "fashion-mnist": Layout(
+        {
+            "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+            "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
+            "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
+            "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
+        },
+        ("FashionMNIST/raw", "."),
+    ),
+}
+PAGES = {
+    "cifar10": "https://www.cs.toronto.edu/~kriz/cifar.html",
+    "fashion-mnist": "https://github.com/zalandoresearch/fashion-mnist",
+}
+ADDRESSES = {
+    "cifar10": "https://www.cs.toronto.edu/~kriz/",
+    "fashion-mnist": "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+}
+DOWNLOADS = {  # where `read` finds each downloaded file -> its MD5
+    "cifar10": {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"},
+    "fashion-mnist": {
+        "FashionMNIST/raw/train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "FashionMNIST/raw/train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+        "FashionMNIST/raw/t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+        "FashionMNIST/raw/t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+    },
+}
+
+
+def wanted(name: str) -> str:
+    """The files that a user has to get, for messages."""
+    layout, files = LAYOUTS[name], list(LAYOUTS[name].files)
+    if layout.archive:
+        return f"{layout.archive}, as it is or unpacked ({files[0]} ... {files[-1]})"
+    return ", ".join(f"{file}.gz" for file in files)
+
+
+def download(name: str, directory: Path | str) -> None:
+    """Download the official files of a data set to where `load` finds them.
+
+    Complete files are left alone. A file gets its name only once its checksum is right.
+    """
+    if name not in DOWNLOADS:
+        raise ValueError(f"there is nothing to download for {name!r}: use {', '.join(DOWNLOADS)}.")
+    for file, md5 in DOWNLOADS[name].items():
+        path = Path(directory) / file
+        if path.is_file() and _md5(path) == md5:
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        url = ADDRESSES[name] + path.name
+        print(f"downloading {url}", file=sys.stderr, flush=True)
+        try:
+            with replacing(path) as unfinished:
+                with urllib.request.urlopen(url, timeout=TIMEOUT) as response, unfinished.open("wb") as target:
+                    shutil.copyfileobj(response, target)
+                if _md5(unfinished) != md5:
+                    raise OSError("the checksum is not that of the official file")
+        except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()
+            raise ConnectionError(f"can't download {url} to {path}: {error}; get the file by other means.") from None
+
+
+def _md5(path: Path) -> str:
+    with path.open("rb") as file:  # MD5 is what the publishers give; it detects damage
+        return hashlib.file_digest(file, partial(hashlib.md5, usedforsecurity=False)).hexdigest()
+
+
+def read(name: str, directory: Path, verify: bool) -> list[Bytes]:
+    """Training images, training labels, test images and test labels, with `verify` only of the official files."""
+    layout, arrays = LAYOUTS[name], {}
+    for file, where, data in _contents(layout, _find(name, directory)):
+        if verify and hashlib.md5(data, usedforsecurity=False).hexdigest() != layout.files[file]:
+            raise ValueError(
+                f"{where} is not the official file, by its checksum: it is cut short, damaged or of another data set; "
+                f"{AGAIN}."
+            )
+        arrays[file] = cifar_batch(data, where) if name == "cifar10" else idx(data, where, 3 if "images" in file else 1)
+    ordered = [arrays[file] for file in layout.files]
+    if name == "cifar10":
+        records = [np.concatenate(ordered[:-1]), ordered[-1].copy()]
+        ordered = [part for own in records for part in (own[:, 1:].reshape(-1, *CIFAR), own[:, 0])]
+    return ordered
+
+
+def _find(name: str, directory: Path) -> dict[str, Path] | Path:
+    """The place of each file, or the archive."""
+    layout, incomplete = LAYOUTS[name], ""
+    for folder in (directory / f for f in layout.folders):
+        plain_or_packed = [(file, folder / f"{file}{end}") for end in (".gz", "") for file in layout.files]
+        places = {file: path for file, path in plain_or_packed if path.is_file()}
+        if len(places) == len(layout.files):
+            return places
+        if places:
+            incomplete = f"{folder} lacks {', '.join(f for f in layout.files if f not in places)} of {name}"
+    if layout.archive and (archive := directory / layout.archive).is_file():
+        return archive
+    raise MissingError(
+        f"{incomplete or f'{directory} holds no files of {name}'}: put {wanted(name)} there, from {PAGES[name]}, or "
+        f"let `twinboot.experiments.datasets.download({name!r}, {str(directory)!r})` fetch it."
+    )
+
+
+def _contents(layout: Layout, places: dict[str, Path] | Path) -> Iterator[tuple[str, str, bytes]]:
+    """The official name of each file, its name in messages, and its unpacked content."""
     try:
-        packed = path.read_bytes()
-        return gzip.decompress(packed) if path.suffix == ".gz" else packed
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        raise ValueError(f"{path} is cut short or damaged: {AGAIN}.") from None
-    except OSError as error:
-        raise ValueError(f"can't read {path}: {error.strerror}.") from None
-
-
-def members(archive: Path, names: Collection[str]) -> Iterator[tuple[str, bytes]]:
-    """The files of these names in a .tar.gz, in the archive's own order: to go back would unpack it once more."""
-    try:
-        with tarfile.open(archive, "r|gz") as tar:
-            for member in tar:
-                name = member.name.rsplit("/", 1)[-1]
-                if name in names and (file := tar.extractfile(member)) is not None:
-                    yield name, file.read()
+        if isinstance(places, dict):
+            for file, place in places.items():
+                packed = place.read_bytes()
+                yield file, str(place), gzip.decompress(packed) if place.suffix == ".gz" else packed
+            return
+        place, missing = places, set(layout.files)
+        with tarfile.open(place, "r|gz") as tar:
+            for member in tar:  # in the archive's order: going back would unpack it again
+                file = member.name.rsplit("/", 1)[-1]
+                if file in missing and (content := tar.extractfile(member)) is not None:
+                    missing.remove(file)
+                    yield file, f"{file} in {place}", content.read()
     except (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError):
-        raise ValueError(f"{archive} is cut short or damaged: {AGAIN}.") from None
+        raise ValueError(f"{place} is cut short or damaged: {AGAIN}.") from None
     except OSError as error:
-        raise ValueError(f"can't read {archive}: {error.strerror or error}.") from None
+        raise ValueError(f"can't read {place}: {error.strerror or error}.") from None
+    if missing:
+        raise ValueError(f"{place} lacks {', '.join(sorted(missing))}: {AGAIN}.")
 
 
-def cifar_binary(data: bytes, name: str) -> Batch:
-    """Records of one byte for the label and 3 x 32 x 32 for the image: red, green, blue, each row by row."""
+def cifar_batch(data: bytes, name: str) -> Bytes:
+    """The records of a binary batch: one byte for the label, then 3 x 32 x 32 for the image."""
     length = 1 + math.prod(CIFAR)
     if not data or len(data) % length:
         raise ValueError(f"{name} has {len(data)} bytes, which is no whole number of images of {length}: {AGAIN}.")
-    records = np.frombuffer(data, np.uint8).reshape(-1, length)
-    return records[:, 1:].reshape(-1, *CIFAR), records[:, 0]
+    return np.frombuffer(data, np.uint8).reshape(-1, length)
 
 
-def idx(data: bytes, name: str, dimensions: int) -> Tensor:
-    """An array of bytes: two zeros, 8 for unsigned bytes, the number of dimensions, their sizes, the values."""
+def idx(data: bytes, name: str, dimensions: int) -> Bytes:
+    """An idx file: two zeros, 8 for unsigned bytes, the number of dimensions, their sizes, the values. Images get a
+    channel."""
     start = 4 + 4 * dimensions
     if data[:4] != bytes([0, 0, 8, dimensions]) or len(data) < start:
         raise ValueError(f"{name} does not begin as an idx file of bytes in {dimensions} dimensions: {AGAIN}.")
-    shape = [int.from_bytes(data[i : i + 4], "big") for i in range(4, start, 4)]
+    shape = np.frombuffer(data, ">u4", dimensions, offset=4).tolist()
     if len(data) - start != math.prod(shape) or 0 in shape:
         sizes = " x ".join(map(str, shape))
         raise ValueError(f"{name} has {len(data) - start} bytes of values, but says that it holds {sizes}: {AGAIN}.")
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8, offset=start).view(shape)
-
-
-def cifar_pickle(data: bytes, name: str) -> Batch:
-    """A batch of the Python version: a dictionary with `data`, an array of bytes, and `labels`, a list of ints."""
-    try:
-        batch = _Plain(io.BytesIO(data), encoding="bytes").load()
-    except _RefusedError as error:
-        raise ValueError(f"{name} is no batch of CIFAR-10 and was not opened: it asks for {error}.") from None
-    except Exception as error:  # what a damaged pickle raises can be nearly anything
-        raise ValueError(f"{name} is cut short or damaged ({type(error).__name__}): {AGAIN}.") from None
-    pixels, labels = (batch.get(b"data"), batch.get(b"labels")) if isinstance(batch, dict) else (None, None)
-    if not isinstance(pixels, _Array) or not isinstance(labels, list) or not all(type(n) is int for n in labels):
-        raise ValueError(f"{name} holds no array `data` with a list `labels` of whole numbers: {AGAIN}.")
-    if pixels.shape != (len(labels), math.prod(CIFAR)) or len(pixels.values) != math.prod(pixels.shape) or not labels:
-        raise ValueError(f"{name} holds data of shape {pixels.shape} for {len(labels)} labels: {AGAIN}.")
-    if not 0 <= min(labels) <= max(labels) <= 255:  # so that they are bytes, as in the other files
-        raise ValueError(f"{name} holds labels from {min(labels)} to {max(labels)}, which are no classes: {AGAIN}.")
-    values = np.frombuffer(pixels.values, np.uint8).reshape(pixels.shape, order=pixels.order)
-    return values.reshape(-1, *CIFAR), np.array(labels, np.uint8)
-
-
-class _RefusedError(Exception):
-    """The pickle names something that no batch of CIFAR-10 needs."""
-
-
-class _Array:
-    """Stands in for numpy's array while unpickling: keeps what the file says of one, and runs nothing of numpy's."""
-
-    shape: tuple[int, ...] = ()
-    order: Any = "C"
-    values: bytes = b""
-
-    def __setstate__(self, state: Any) -> None:
-        _, shape, kind, columns_first, values = state
-        if not isinstance(kind, _Kind) or not isinstance(values, bytes) or not all(type(n) is int for n in shape):
-            raise _RefusedError("an array of something else than bytes")
-        self.shape, self.order, self.values = tuple(shape), "F" if columns_first else "C", values
-
-
-class _Kind:
-    """Stands in for numpy's dtype, which can only be that of unsigned bytes here."""
-
-    def __init__(self, name: Any, *_: Any) -> None:
-        if name not in (b"u1", "u1"):
-            raise _RefusedError(f"an array of {name!r}")
-
-    def __setstate__(self, state: Any) -> None:
-        """Byte order and alignment, of which single bytes have none."""
-
-
-def _empty_array(*_: Any) -> _Array:
-    return _Array()
-
-
-def _whole_array(values: Any, kind: Any, shape: Any, order: Any) -> _Array:
-    found = _Array()
-    found.__setstate__((1, shape, kind, order == "F", bytes(values)))
-    return found
-
-
-class _Plain(pickle.Unpickler):
-    """A pickle can name any function of Python to be called. This unpickler knows the names below, and gives its own
-    stand-ins for them; everything else that a batch holds (dictionary, list, int, bytes) needs no name."""
-
-    known = {  # noqa: RUF012 - never changed
-        ("numpy.core.multiarray", "_reconstruct"): _empty_array,
-        ("numpy._core.multiarray", "_reconstruct"): _empty_array,  # its name since numpy 2
-        ("numpy._core.numeric", "_frombuffer"): _whole_array,  # with protocol 5, the default since Python 3.14
-        ("numpy", "ndarray"): _Array,
-        ("numpy", "dtype"): _Kind,
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        try:
-            return self.known[module, name]
-        except KeyError:
-            raise _RefusedError(f"{module}.{name}") from None
+    values = np.frombuffer(data, np.uint8, offset=start).reshape(shape).copy()
+    return values[:, None] if dimensions == 3 else values

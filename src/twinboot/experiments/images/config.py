@@ -1,4 +1,4 @@
-"""The image experiment's presets and its config."""
+"""The presets and the settings of the image experiment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from ..networks import Normalisation
 from ..runner.experiment import refuse_repeated
-from .contenders import METHODS
+from .methods import find
 
 PresetName = Literal["digits", "cifar10-5k", "cifar10-small", "cifar10"]
 
@@ -29,73 +29,71 @@ class Preset:
 
 ALL = ("hold-out", "single", "dropout", "ivon", "twins", "twins-pooled", "twins-pooled-dropout", "twins-draws")
 PRESETS: dict[str, Preset] = {
-    # For a look within a minute: 8 x 8 pixels, and what needs no other package.
+    # One minute: 8 x 8 pixels, and only methods that need no other package.
     "digits": Preset("digits", None, "small", 0.5, "weight", 12, 3, ("hold-out", "single", "dropout", "twins")),
     # Few images for many weights, where a single model overfits most.
     "cifar10-5k": Preset("cifar10", 5000, "vgg16", 0.25, "batch", epochs=24, seeds=5, methods=ALL),
-    # As long as two CPU cores manage in two hours.
+    # Two hours on two CPU cores.
     "cifar10-small": Preset("cifar10", None, "vgg16", 0.25, "batch", epochs=24, seeds=1, methods=("hold-out", "twins")),
-    # Section 4.2 and Appendix A.4, for a GPU; the number of epochs is not stated. Images take long: few are timed.
+    # Section 4.2 and Appendix A.4, for a GPU; the paper does not state the epochs. Few images are timed: they are slow.
     "cifar10": Preset("cifar10", None, "vgg16", 1.0, "weight", 100, 1, methods=("hold-out", "twins"), timed=1000),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Figures 4 and 5: networks that classify images, with Twin-Boot and with what else their time could buy."""
+    """Figures 4 and 5: image classifiers with Twin-Boot, compared with other methods at similar cost."""
 
     preset: PresetName = "digits"
-    """Data, network and length: digits needs no files, cifar10-5k and cifar10-small suit a CPU, cifar10 a GPU."""
+    """Data, network and length. digits needs no files; cifar10-5k and cifar10-small suit a CPU, cifar10 a GPU."""
     data: str | None = None
-    """Directory with the official files of CIFAR-10, and of Fashion-MNIST for what is no CIFAR-10 image."""
+    """Directory with the official files of CIFAR-10, and of Fashion-MNIST as out-of-distribution images."""
     methods: tuple[str, ...] | None = None
-    """Of hold-out, single, dropout, dropout-seen (on what twins see), ivon, twins, twins-draws, twins-all (none of the
-    images left unseen), twins-split (which divide them all), twins-pooled (which do, and pool their gradients in part),
-    twins-pooled-dropout (and have dropout, too), twins-pooled-quiet, twins-pooled-loud, twins-halves (which divide what
-    they see), twins-pooled-halves, twins-early (with more resets at first), twins-halves-early, twins-units,
-    twins-centered, twins-mean, twins-rare, twins-quiet, twins-loud, twins-decay and twins-dropout.
-    By default the preset's: digits has hold-out, single, dropout and twins."""
-    screened: tuple[str, ...] = ()
-    """Other methods that run with the first seed alone, to see which are worth all of them."""
+    """Of hold-out, single, dropout, dropout-seen (without the out-of-bag images of the twins), ivon, twins, twins-draws
+    (repeated samples instead of counts), twins-pooled (split data and pooled gradients), twins-pooled-dropout; or twins
+    with changed settings, as twins:noise=2,kind=split. By default those of the preset: digits has hold-out, single,
+    dropout and twins."""
+    set: tuple[str, ...] = ()
+    """Run Twin-Boot once more with these settings changed, such as noise=2 kind=split. The settings are mode, resample,
+    decay, noise, pooled, scale, reset, early, groups, dropout, kind, cover and longer. For more than one such variant
+    see --methods."""
     epochs: int | None = None
-    """By default the preset's."""
+    """Epochs of a single model. By default those of the preset."""
     seeds: int | None = None
-    """Runs of each method, each with its own images and weights. By default the preset's."""
+    """Runs of each method, each with its own images and weights. By default those of the preset."""
     batch: int = 64
-    """Mini-batch size. Appendix A.4."""
-    rate: float = 0.001
+    """Batch size per twin. Appendix A.4."""
+    lr: float = 0.001
     """Learning rate of Adam. Appendix A.4."""
     samples: int = 8
-    """Draws of weights, or of dropout's masks, for a prediction."""
+    """Draws of weights, or of dropout masks, for a prediction."""
     test: int | None = None
-    """Judge by the first so many test images, or spare ones, and at most as many others of each kind, to save time; by
-    default by all."""
+    """Evaluate on this many test images, and at most as many of each other kind, to save time. By default on all."""
     spare: bool = False
-    """Judge by 5,000 other images of the training files, which nothing is trained on, instead of by test images: for
-    what is to be chosen, such as a default."""
-    augment: bool = False
-    """Shift and mirror the training images at random. Not stated; without it the differences are larger."""
+    """Evaluate on 5,000 other images of the training files, which nothing trains on, instead of the test images. Use
+    this to choose settings."""
     device: str | None = None
-    """Such as cuda; by default the CPU."""
+    """Such as cuda. By default the CPU."""
     seed: int = 0
-    """Of everything random."""
+    """Seed of everything random."""
 
     def __post_init__(self) -> None:
         if self.preset not in PRESETS:
             raise ValueError(f"unknown preset {self.preset!r}: use {', '.join(PRESETS)}.")
-        if unknown := [m for m in (*(self.methods or ()), *self.screened) if m not in METHODS]:
-            raise ValueError(f"unknown method {unknown[0]!r}: use {', '.join(METHODS)}.")
         if self.methods is not None:
             refuse_repeated(self, "methods")
-        if self.screened:
-            refuse_repeated(self, "screened")
-        if both := set(self.screened) & set(self.methods or PRESETS[self.preset].methods):
-            raise ValueError(f"{both.pop()} runs with all seeds, so that it can't be screened.")
+        for name in self.all_methods:
+            find(name)
         for name, least in (("epochs", 1), ("seeds", 1), ("batch", 2), ("samples", 2), ("test", 100)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value}.")
         if self.spare and PRESETS[self.preset].images is None:
             raise ValueError(f"spare images need a preset that leaves some, such as cifar10-5k, not {self.preset}.")
-        if not self.rate > 0:
-            raise ValueError(f"rate must be above 0, not {self.rate}.")
+        if not self.lr > 0:
+            raise ValueError(f"lr must be above 0, not {self.lr}.")
+
+    @property
+    def all_methods(self) -> tuple[str, ...]:
+        changed = (f"twins:{','.join(self.set)}",) if self.set else ()
+        return tuple(dict.fromkeys((*(self.methods or PRESETS[self.preset].methods), *changed)))

@@ -1,4 +1,4 @@
-"""Figures 4 and 5, and where each method stands in accuracy, likelihood and calibration."""
+"""Figures 4 and 5, and the accuracy, likelihood and calibration of each method."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ from matplotlib.ticker import MaxNLocator
 
 from .. import plots
 from ..runner.experiment import Tables
-from .recipes import TWINS
+from .twins import TWINS
 
-LEAST = 0.005  # of the images: a bin with fewer of them is drawn without its accuracy
-SPREAD = 0.45  # of the height of a row is for its dots, so that they stay clear of its neighbours
-LEFT_OUT = ", last epoch alone"  # rows that are there for their gap, which the figure does not show
-DRAWS, REPEATED = TWINS["twins-draws"][0], "Twin-Boot with repeated samples"  # draws are of weights elsewhere here
-CURVES = {"hold-out": ("single model", "its hold-out"), "twins": ("mean of the twins", "images that no twin saw")}
-UPRIGHT = 10  # names of layers beside each other, at most, before they are turned
+LEAST = 0.005  # share of the images: bins with fewer have no dot
+SPREAD = 0.45  # height of the dots of a row, so that they stay clear of other rows
+LEFT_OUT = ", last epoch alone"  # rows that matter for their gap, which is not shown
+DRAWS, REPEATED = TWINS["twins-draws"][0], "Twin-Boot with repeated samples"  # other draws here are of weights
+CURVES = {"hold-out": ("single model", "its hold-out"), "twins": ("mean of the twins", "out-of-bag images")}
+UPRIGHT = 10  # layers whose names fit beside each other
 
 
 def draw(tables: Tables, base: str, ours: str, more: str) -> Figure:
-    """Reliability diagrams are of `base`, of `ours` and its mean, and of `more`, if there is such a row."""
+    """Reliability diagrams are of `base`, of `ours` and its mean, and of `more`, as far as these rows exist."""
     rows = tables["rows"][~tables["rows"]["row"].str.endswith(LEFT_OUT)]
-    heights = {"curves": 5.2, "sigma": 4.4, "rows": 1.4 + 0.36 * rows["row"].nunique()}  # room for each row
-    if "sigma" not in tables:
-        del heights["sigma"]
+    heights = {"curves": 5.2} | ({"sigma": 4.4} if "sigma" in tables else {})
+    heights["rows"] = 1.4 + 0.36 * rows["row"].nunique()
     drawn = Figure(figsize=(15, sum(heights.values())), layout="constrained")
-    grid = drawn.add_gridspec(len(heights), 1, height_ratios=list(heights.values()))
-    parts = {name: drawn.add_subfigure(grid[place]) for place, name in enumerate(heights)}
+    subfigures = drawn.subfigures(len(heights), 1, height_ratios=list(heights.values()), squeeze=False)[:, 0]
+    parts = dict(zip(heights, subfigures, strict=True))
     base, ours = _or_other(base, rows, twins=False), _or_other(ours, rows, twins=True)
     there, others = set(rows["row"]), [ours, f"{ours}, mean", more]
     diagrams = [(row, plots.TWINS[row in others]) for row in (base, *others) if row in there]
@@ -49,7 +48,7 @@ def draw(tables: Tables, base: str, ours: str, more: str) -> Figure:
 
 
 def _or_other(wanted: str, rows: pd.DataFrame, twins: bool) -> str:
-    """The row that is wanted, or the first one of its kind, if there is any."""
+    """The wanted row, or the first of its kind."""
     alike = [row for row in rows["row"] if row.startswith("Twin-Boot") == twins]
     return wanted if wanted in alike else next(iter(alike), wanted)
 
@@ -61,9 +60,9 @@ def _curves(axes: Axes, curves: pd.DataFrame) -> None:
             axes.plot(own["train"].mean(), "--", color=colour, label=f"{name}, training images")
             seen = own["validation"].mean()
             axes.plot(seen, "-", color=colour, label=f"{name}, {others}")
-            kept = kept_epochs(curves[curves["method"] == method])
-            axes.plot(kept, seen[kept], "o", color=colour, mec=plots.ink(), zorder=3)
-    axes.plot([], [], "o", mfc="none", mec=plots.ink(), label="epochs that were kept")
+            chosen = chosen_epochs(curves[curves["method"] == method])
+            axes.plot(chosen, seen[chosen], "o", color=colour, mec=plots.ink(), zorder=3)
+    axes.plot([], [], "o", mfc="none", mec=plots.ink(), label="chosen epochs")
     axes.set(title="Accuracy while training", xlabel="epoch", ylabel="accuracy", ylim=(None, 1))
     _whole_epochs(axes, curves["epoch"].max())
     _legend_below(axes)
@@ -75,8 +74,8 @@ def _whole_epochs(axes: Axes, last: int) -> None:
         axes.set_xlim(0, 2)
 
 
-def kept_epochs(curves: pd.DataFrame) -> list[int]:
-    """Those with the lowest loss on images that are not trained on, of all seeds, each once."""
+def chosen_epochs(curves: pd.DataFrame) -> list[int]:
+    """The epochs with the lowest loss on images that are not trained on, for all seeds."""
     return sorted(set(curves.loc[curves.groupby("seed")["loss"].idxmin(), "epoch"]))
 
 
@@ -85,29 +84,23 @@ def _legend_below(axes: Axes) -> None:
 
 
 def _reliability(axes: Axes, bins: pd.DataFrame, name: str, colour: str) -> None:
-    """The mean over the seeds, weighted by the images in a bin. A bin of a few images says nothing and has no dot."""
+    """The mean over the seeds, weighted by the images in a bin."""
     weighted = bins.assign(**{c: bins[c] * bins["share"] for c in ("confidence", "accuracy")}).groupby("bin").sum()
     share = weighted["share"] / weighted["share"].sum()
     drawn = share >= LEAST
     confidence, accuracy = (weighted[c][drawn] / weighted["share"][drawn] for c in ("confidence", "accuracy"))
-    axes.plot([0, 1], [0, 1], color=plots.ink(), lw=1, ls=":", label="as confident as right")
-    axes.bar(
-        (share.index + 0.5) / len(share),
-        share / share.max() * 0.25,
-        0.9 / len(share),
-        color=colour,
-        alpha=0.25,
-        label=f"share of images (highest: {share.max():.0%})",
-    )
+    axes.plot([0, 1], [0, 1], color=plots.ink(), lw=1, ls=":", label="perfect calibration")
+    places, label = (share.index + 0.5) / len(share), f"share of images (highest: {share.max():.0%})"
+    axes.bar(places, share / share.max() * 0.25, 0.9 / len(share), color=colour, alpha=0.25, label=label)
     label = f"accuracy, bins of {LEAST:.1%} or more"
     axes.plot(confidence, accuracy, "o-", color=colour, clip_on=False, zorder=3, label=label)
-    title = textwrap.fill(name[0].upper() + name[1:], 26)  # for as many panels as there can be
+    title = textwrap.fill(name[0].upper() + name[1:], 26)
     axes.set(title=title, xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
     _legend_below(axes)
 
 
 def sigma_by_layer(sigma: pd.DataFrame) -> pd.DataFrame:
-    """A row for each layer and a column for each epoch, the mean over seeds, of the usual twins or the first others."""
+    """Mean sigma over the seeds, with a row for each layer and a column for each epoch, of `twins` if they ran."""
     method = "twins" if (sigma["method"] == "twins").any() else sigma["method"].iloc[0]
     return sigma[sigma["method"] == method].groupby(["layer", "epoch"], sort=False)["sigma"].mean().unstack("epoch")
 
@@ -115,7 +108,7 @@ def sigma_by_layer(sigma: pd.DataFrame) -> pd.DataFrame:
 def _sigma(both: Sequence[Axes], sigma: pd.DataFrame) -> None:
     over, final = both
     mean = sigma_by_layer(sigma)
-    colours = mpl.colormaps["viridis"](np.linspace(0.2, 0.9, len(mean)))  # the darkest are lost on dark pages
+    colours = mpl.colormaps["viridis"](np.linspace(0.2, 0.9, len(mean)))  # without the darkest, for dark pages
     for (layer, values), colour in zip(mean.iterrows(), colours, strict=True):
         over.plot(values, "." if len(values) == 1 else "-", color=colour, label=layer)
     _whole_epochs(over, mean.columns.max())
@@ -139,10 +132,10 @@ def _standing(drawn: SubFigure, rows: pd.DataFrame) -> None:
             colour = plots.TWINS[name.startswith("Twin-Boot")]
             ends = place - SPREAD / 2 - 0.1, place + SPREAD / 2 + 0.1
             axes.plot([own.mean()] * 2, ends, color=plots.ink(), lw=1.5, zorder=2)
-            # One below the other, so that seeds with the same value can all be seen.
+            # One below the other, so that equal values can be seen.
             places = place + np.linspace(-0.5, 0.5, len(own)) * SPREAD if len(own) > 1 else [place]
             axes.plot(own, places, "o", color=colour, ms=5, mew=0, zorder=3)
-            if place % 2:  # a strip through all panels, to find the name of a row from the last of them
+            if place % 2:  # a strip through all panels
                 axes.axhspan(place - 0.5, place + 0.5, color=mpl.rcParams["grid.color"], alpha=0.4, lw=0, zorder=0)
         axes.set(title=title, xlabel=unit)
         if column == "accuracy":

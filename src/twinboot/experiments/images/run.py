@@ -1,94 +1,91 @@
-"""The runs of the image experiment: each method with each seed is a part, and what is kept of it."""
+"""The runs of the image experiment: one part for each method and seed, and one that measures the time of an epoch."""
 
 from __future__ import annotations
 
-import math
-import re
 import sys
-from collections import OrderedDict
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ... import metrics
 from ..._core import seeds
 from ..._core.devices import usable
 from ..._core.extras import how_to_install
 from ...estimate.prediction import entropy
 from .. import datasets, networks
-from ..datasets import Moments, sources, standardised
+from ..datasets import Moments, image_files, standardised
 from ..runner.experiment import Part, Tick, UnavailableError
 from .config import PRESETS, Config
-from .contenders import METHODS
-from .cost import TURNS, kinds, turns
-from .recipes import TWINS
-from .rivals import AS_DEAR, longer, require_ivon
-from .task import Task, Trained
+from .methods import find, require_ivon
+from .single import Task, Trained
 
-STRANGE = 2000  # images of another kind
+STRANGE = 2000  # out-of-distribution images
 SPARE = 5000  # other images of the training files
 GAP = 2000  # training images whose accuracy is compared with that of test images
+TURNS = 3  # measurements of the time of an epoch
 
 
 def chosen(config: Config) -> tuple[tuple[str, ...], int, int]:
-    """Methods, epochs and seeds: those of the config, or else of its preset, but for IVON where it is not installed."""
-    preset = PRESETS[config.preset]
-    usual = tuple(m for m in preset.methods if m != "ivon" or find_spec("ivon"))
-    return config.methods or usual, config.epochs or preset.epochs, config.seeds or preset.seeds
+    """Methods, epochs and seeds. IVON is left out of a preset if it is not installed."""
+    preset, methods = PRESETS[config.preset], config.all_methods
+    if config.methods is None and not find_spec("ivon"):
+        methods = tuple(name for name in methods if name != "ivon")
+    return methods, config.epochs or preset.epochs, config.seeds or preset.seeds
 
 
 def timed(config: Config) -> int:
-    """How many images an epoch has whose time is measured."""
+    """Images of an epoch whose time is measured."""
     preset = PRESETS[config.preset]
-    there = datasets.DIGITS_TRAIN if preset.dataset == "digits" else preset.timed
-    return min(preset.timed, preset.images or there)
+    available = datasets.DIGITS_TRAIN if preset.dataset == "digits" else preset.timed
+    return min(preset.timed, preset.images or available)
 
 
 def parts(config: Config) -> list[Part]:
     methods, epochs, number = chosen(config)
     _require(config)
-    if config.methods is None and len(methods) < len(PRESETS[config.preset].methods):
-        _tell_of_ivon()
-    length = {"single": longer(epochs, AS_DEAR) + epochs, "dropout": longer(epochs)}
-    length |= {method: recipe.epochs(epochs) for method, (_, recipe) in TWINS.items()}
+    if len(methods) < len(config.all_methods):
+        _say_ivon_is_left_out()
     found = [
-        Part(f"seed {seed} {method}", length.get(method, epochs), partial(_run, config, method, seed), resumes=True)
-        for method in (*methods, *config.screened)
-        for seed in range(number if method in methods else 1)
+        Part(_part(name, seed), find(name).epochs(epochs), partial(_run, config, name, seed), resumes=True)
+        for name in methods
+        for seed in range(number)
     ]
-    ticks = (TURNS + 1) * len(kinds((*methods, *config.screened)))
+    ticks = (TURNS + 1) * len(_kinds(config))
     return [*found, Part("cost", ticks, partial(_cost, config), alone=True)]
 
 
-@cache  # said once, however often the parts are asked for
-def _tell_of_ivon() -> None:
-    needed = f"the method ivon needs ivon-opt: {how_to_install('compare')}"
-    print(f"twinboot: left out: {needed}", file=sys.stderr)
+def _part(name: str, seed: int) -> str:
+    return f"seed {seed} {name}".replace(":", " ")  # directories on Windows have no colon in their names
+
+
+@cache  # once, though the command line asks for the parts twice
+def _say_ivon_is_left_out() -> None:
+    print(f"twinboot: left out: the method ivon needs ivon-opt: {how_to_install('compare')}", file=sys.stderr)
 
 
 @cache
-def _tell_of_clothes(directory: str | None) -> None:
+def _say_if_clothes_are_left_out(directory: str | None) -> None:
     try:
         _images("fashion-mnist", directory)
     except datasets.MissingError:
-        needed = f"strange images need {sources.wanted('fashion-mnist')} in the directory of --data, too"
+        needed = f"strange images need {image_files.wanted('fashion-mnist')} in the directory of --data, too"
         print(f"twinboot: left out: {needed}", file=sys.stderr)
 
 
 def _require(config: Config) -> None:
-    """What can be known to be missing is said before anything is trained."""
+    """Refuse, before anything is trained, what cannot run."""
     preset = PRESETS[config.preset]
     if preset.dataset != "digits" and config.data is None:
         raise UnavailableError(
             f"the preset {config.preset} needs files of {preset.dataset}: give --data DIRECTORY with "
-            f"{sources.wanted(preset.dataset)}, from {sources.PAGES[preset.dataset]}."
+            f"{image_files.wanted(preset.dataset)}, from {image_files.PAGES[preset.dataset]}."
         )
     try:
         data = _images(preset.dataset, config.data)
@@ -96,12 +93,12 @@ def _require(config: Config) -> None:
     except ValueError as error:
         raise UnavailableError(str(error)) from None
     if preset.dataset == "cifar10":
-        _tell_of_clothes(config.data)
-    there = len(data.train_y) - (preset.images or 0) if config.spare else len(data.test_y)
-    if config.test and config.test > there:
+        _say_if_clothes_are_left_out(config.data)
+    available = len(data.train_y) - (preset.images or 0) if config.spare else len(data.test_y)
+    if config.test and config.test > available:
         kind = "spare" if config.spare else "test"
-        raise UnavailableError(f"there are {there} {kind} images, so that test can't be {config.test}.")
-    if "ivon" in (*(config.methods or ()), *config.screened):
+        raise UnavailableError(f"there are {available} {kind} images: test can't be {config.test}.")
+    if "ivon" in (config.methods or ()):
         require_ivon()
 
 
@@ -110,37 +107,52 @@ def _images(dataset: str, directory: str | None) -> datasets.Images:
     return datasets.load(dataset, directory)
 
 
-def _run(config: Config, method: str, number: int, tick: Tick, scratch: Path) -> dict[str, pd.DataFrame]:
+def _run(config: Config, name: str, number: int, tick: Tick, scratch: Path) -> dict[str, pd.DataFrame]:
     task, moments = _task(config, number)
-    with _peak_memory(config.device) as peak:
-        trained = METHODS[method](task, scratch, tick)
-    cost = {"epoch_seconds": trained.curve["seconds"].median(), "memory": peak[0]}
-    x, y = _judges(config, number)
-    test = standardised(x, moments), y
-    shown = trained.trained_on[: min(GAP, config.test or GAP)]
-    rows, bins = _judged(trained, task, test, shown, _strange(config, moments), config.test)
-    tables = {"rows": rows, "bins": bins, "curves": trained.curve, "costs": pd.DataFrame([cost])}
+    trained = find(name).train(task, scratch, tick)
+    x, y = _test_images(config, number)
+    rows, bins = _scored(config, trained, task, standardised(x, moments), y, _strange(config, moments))
+    tables = {"rows": rows, "bins": bins, "curves": trained.curve}
     if len(trained.sigma):
         tables["sigma"] = trained.sigma
-    return {name: table.assign(method=method, seed=number) for name, table in tables.items()}
+    return {table: values.assign(method=name, seed=number) for table, values in tables.items()}
+
+
+def _kinds(config: Config) -> list[str]:
+    """The methods whose epochs are timed. A single model is the unit."""
+    return list(dict.fromkeys(["single", *(find(name).kind for name in chosen(config)[0])]))
 
 
 def _cost(config: Config, tick: Tick) -> dict[str, pd.DataFrame]:
-    task = _task(config, 0)[0]
-    shorter = replace(task, x=task.x[: timed(config)], y=task.y[: timed(config)])
-    return {"turns": turns(shorter, (*chosen(config)[0], *config.screened), tick)}
+    """Seconds of an epoch of each kind, in turns, so that all meet the same load of the machine. The first turn, in
+    which memory is allocated, does not count."""
+    task, found = _task(config, 0)[0], []
+    task = replace(task, x=task.x[: timed(config)], y=task.y[: timed(config)])
+    with TemporaryDirectory() as scratch:
+        clocks = {kind: find(kind).clock(task, Path(scratch) / str(i)) for i, kind in enumerate(_kinds(config))}
+        for turn in range(TURNS + 1):
+            for kind, clock in clocks.items():
+                found.append({"kind": kind, "turn": turn, "seconds": clock(turn + 1)})
+                tick()
+    return {"turns": pd.DataFrame([row for row in found if row["turn"]])}
+
+
+def ratios(turns: pd.DataFrame) -> pd.DataFrame:
+    """Kind -> time of its epochs relative to a single model's in the same turn: median, least, most."""
+    wide = turns.pivot(index="turn", columns="kind", values="seconds")
+    relative = wide.div(wide["single"], axis=0)
+    return pd.DataFrame({"median": relative.median(), "least": relative.min(), "most": relative.max()})
 
 
 def _task(config: Config, number: int) -> tuple[Task, Moments]:
-    """What is to be learned with the seed of a number, and the moments of its images: of all that are there for
-    training, with those that a method holds out or leaves unseen, for all methods alike."""
+    """The task for seed `number`, and the moments of its images. All training images count for the moments, whatever a
+    method holds out."""
     seed, data = _seed(config, number), _images(PRESETS[config.preset].dataset, config.data)
     index = _order(config, number)[: PRESETS[config.preset].images]
     moments = datasets.moments_of(data.train_x[index])
     x, y = standardised(data.train_x[index], moments), data.train_y[index]
     network = partial(_network, config, data, seed=seed)
-    epochs = chosen(config)[1]
-    return Task(x, y, network, epochs, config.batch, config.rate, config.samples, seed), moments
+    return Task(x, y, network, chosen(config)[1], config.batch, config.lr, config.samples, seed), moments
 
 
 def _seed(config: Config, number: int) -> int:
@@ -148,48 +160,39 @@ def _seed(config: Config, number: int) -> int:
 
 
 def _order(config: Config, number: int) -> Tensor:
-    """Of the images of the training files: the first are trained on."""
-    there = len(_images(PRESETS[config.preset].dataset, config.data).train_y)
-    order = torch.Generator().manual_seed(seeds.derive(_seed(config, number), "images"))
-    return torch.randperm(there, generator=order)
+    """Order of the images of the training files; the first ones are trained on."""
+    n = len(_images(PRESETS[config.preset].dataset, config.data).train_y)
+    return torch.randperm(n, generator=torch.Generator().manual_seed(seeds.derive(_seed(config, number), "images")))
 
 
-def _judges(config: Config, number: int) -> tuple[Tensor, Tensor]:
-    """The images, and their labels, that a method of this number is judged by."""
-    preset, at_most = PRESETS[config.preset], config.test
+def _test_images(config: Config, number: int) -> tuple[Tensor, Tensor]:
+    preset = PRESETS[config.preset]
     data = _images(preset.dataset, config.data)
     if not config.spare:
-        return data.test_x[:at_most], data.test_y[:at_most]
-    index = _order(config, number)[preset.images :][: at_most or SPARE]
+        return data.test_x[: config.test], data.test_y[: config.test]
+    index = _order(config, number)[preset.images :][: config.test or SPARE]
     return data.train_x[index], data.train_y[index]
 
 
-def _judged(
-    trained: Trained,
-    task: Task,
-    test: tuple[Tensor, Tensor],
-    shown: Tensor,
-    strange: Tensor | None,
-    most: int | None,
+def _scored(
+    config: Config, trained: Trained, task: Task, test_x: Tensor, test_y: Tensor, strange: Tensor | None
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The scores of each row, whose accuracy in training is that of the images `shown`, and its reliability diagram.
-    At most so many unseen images, if a number is given."""
-    from ... import metrics
-
+    """The scores and the reliability diagram of each row."""
     rows, bins = [], []
-    unseen = trained.unseen[:most] if trained.unseen is not None else None
+    shown = trained.trained_on[: min(GAP, config.test or GAP)]
+    unseen = trained.unseen[: config.test] if trained.unseen is not None else None
     for row, predict in trained.rows.items():
-        probs = predict(test[0])
-        found = metrics.scores(probs, test[1])
+        probs = predict(test_x)
+        found = metrics.scores(probs, test_y)
         in_training = (predict(task.x[shown]).argmax(1) == task.y[shown]).double().mean().item()
         found["gap"] = in_training - found["accuracy"]
         if unseen is not None:
             found["unseen"] = metrics.scores(predict(task.x[unseen]), task.y[unseen])["nll"]
         if strange is not None:
-            doubt = torch.cat([entropy(probs), entropy(predict(strange))])
-            found["ood_auroc"] = metrics.auroc(doubt, torch.arange(len(doubt)) >= len(probs))
+            uncertainty = torch.cat([entropy(probs), entropy(predict(strange))])
+            found["ood_auroc"] = metrics.auroc(uncertainty, torch.arange(len(uncertainty)) >= len(probs))
         rows.append({"row": row, **found, "epochs": trained.epochs.get(row, 1.0)})
-        diagram = metrics.reliability(probs, test[1])
+        diagram = metrics.reliability(probs, test_y)
         bins.append(pd.DataFrame(diagram._asdict()).assign(row=row, bin=range(metrics.BINS)))
     return pd.DataFrame(rows), pd.concat(bins, ignore_index=True)
 
@@ -198,16 +201,13 @@ def _network(config: Config, data: datasets.Images, dropout: float = 0.0, *, see
     preset = PRESETS[config.preset]
     make = networks.small if preset.network == "small" else networks.vgg16
     model = make(data.classes, data.train_x.shape[1], preset.width, preset.normalisation, dropout, seed)
-    if config.augment:  # as a first layer of the same chain: the others keep their names
-        layer = datasets.Augment(padding=data.train_x.shape[-1] // 8, flip=preset.dataset != "digits")
-        model = nn.Sequential(OrderedDict(augment=layer, **dict(model.named_children())))
-    # Convolutions on a CPU take two thirds of the time with the channels last.
+    # On a CPU, convolutions with the channels last take two thirds of the time.
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return model.to(config.device or "cpu")
 
 
 def _strange(config: Config, moments: Moments) -> Tensor | None:
-    """Clothes for a model of CIFAR-10, as grey images of its size; None where there are no files of them."""
+    """Fashion-MNIST for models of CIFAR-10, at their size; None without its files."""
     if PRESETS[config.preset].dataset != "cifar10":
         return None
     try:
@@ -215,23 +215,3 @@ def _strange(config: Config, moments: Moments) -> Tensor | None:
     except datasets.MissingError:
         return None
     return standardised(F.pad(images, (2, 2, 2, 2)).expand(-1, 3, -1, -1), moments)
-
-
-@contextmanager
-def _peak_memory(device: str | None) -> Iterator[list[float]]:
-    """The most memory, in GiB, that the block took, in a list: that of this process, or of a GPU; NaN where neither the
-    system nor the device says."""
-    found = [math.nan]
-    if device and torch.device(device).type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        yield found
-        found[0] = torch.cuda.max_memory_allocated(device) / 2**30
-        return
-    try:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    except OSError:
-        yield found
-        return
-    yield found
-    status = Path("/proc/self/status").read_text()
-    found[0] = int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) / 2**20

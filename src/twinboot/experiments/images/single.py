@@ -1,8 +1,7 @@
-"""A single model in training, and the states of it that contenders need: the last, the best on a hold-out, means.
+"""What is to be learned, what a method returns, and the training of a single model.
 
-Its optimizer, its rate and the size of its batches are those of the twins, whose images come in an order of their own.
-What it draws by itself depends on the step alone. After each epoch all of it is kept, so that a run that was stopped
-goes on.
+A single model has the optimizer, the learning rate and the batch size of the twins. Its own randomness, such as
+dropout, depends only on the epoch and the step. Everything is saved after each epoch, so that a stopped run resumes.
 """
 
 from __future__ import annotations
@@ -10,121 +9,144 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim.swa_utils import update_bn
+from torch.optim.swa_utils import AveragedModel, update_bn
 
 from ..._core import seeds
 from ..._core.randomness import own_randomness
-from ...training.checkpoints import Checkpoints
-from ...training.optimizers import adam
-from ...training.selection import Average
-from ...training.validation import ENOUGH
+from ...training import checkpoints
 from ..runner.experiment import Tick
 
+Predict = Callable[[Tensor], Tensor]  # images -> probabilities [images, classes]
 MakeOptimizer = Callable[[nn.Module], tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]]
 STATEFUL = ("model", "average", "optimizer", "scheduler")
-LOOK = 1000  # training images by which the accuracy in training is told
-
-
-def plain(rate: float) -> MakeOptimizer:
-    return lambda model: (adam(model.parameters(), rate), None)
+SHOWN = 1000  # training images for the training accuracy of an epoch
+ENOUGH = 1024  # images for the BatchNorm statistics with which an average is evaluated, as in `fit`
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
-    """Images and labels for a model, and which of them it may not train on."""
+class Task:
+    """Training images, a network for them, and how to train it."""
 
     x: Tensor
     y: Tensor
-    held_out: Tensor | None = None
+    network: Callable[..., nn.Module]  # takes dropout and seed
+    epochs: int  # of a single model
+    batch: int
+    lr: float
+    samples: int  # draws for a prediction
+    seed: int
 
-    @property
-    def trained_on(self) -> Tensor:
-        used = torch.ones(len(self.y), dtype=torch.bool)
-        if self.held_out is not None:
-            used[self.held_out] = False
-        return used.nonzero().squeeze(1)
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What a method returns."""
+
+    rows: dict[str, Predict]  # row of the table -> how it predicts
+    trained_on: Tensor  # indices of the images
+    curve: pd.DataFrame  # epoch, train (accuracy), validation (accuracy), loss (on unseen images), seconds
+    sigma: pd.DataFrame = field(default_factory=pd.DataFrame)
+    epochs: dict[str, float] = field(default_factory=dict)  # row -> epochs relative to a single model's; default 1
+    unseen: Tensor | None = None  # the images that chose the epoch
+
+
+def adam(parameters: Iterable[nn.Parameter], lr: float) -> torch.optim.Adam:
+    return torch.optim.Adam(parameters, lr=lr, fused=True)  # on a CPU a sixth of the time of the default
 
 
 class Single:
-    """Trains `model`; `states` holds what is kept of it: "last", and with a hold-out "loss" and "accuracy".
+    """Trains one model and keeps states of it by name.
 
-    `keep` names epochs after which the state is kept too, as "after N". `average` takes in the weights after each of
-    the epochs `averaged`: what it is after the last of them is "average", after those to keep "average after N", and
-    with a hold-out what it is where its loss is lowest is "average, loss".
+    "last" and, for the epochs in `keep`, "after N". With the images `held` out, "loss" and "accuracy": the epochs that
+    are best on those. With `power`, the weights after the epochs `averaged` enter a weighted average, as in `fit`; 0
+    weights all alike. Its states are "average" at the end, "average after N", and "average, loss" with a hold-out.
     """
 
     def __init__(
         self,
-        model: nn.Module,
-        images: Split,
-        make: MakeOptimizer,
-        batch: int,
-        seed: int,
-        average: Average | None = None,
-        averaged: Container[int] = (),
+        task: Task,
+        *,
+        dropout: float = 0.0,
+        make: MakeOptimizer | None = None,
+        held: Tensor | None = None,
+        seed: int | None = None,
+        power: float | None = None,
+        averaged: range = range(0),
         keep: Container[int] = (),
     ) -> None:
-        self.model, self.images, self.batch, self.seed, self.keep = model, images, batch, seed, keep
-        self.average, self.averaged = average, averaged
-        self.optimizer, self.scheduler = make(model)
-        self.device = next(model.parameters()).device
+        self.task, self.held, self.averaged, self.keep = task, held, averaged, keep
+        self.seed = task.seed if seed is None else seed
+        self.model = task.network(dropout=dropout, seed=self.seed)
+        self.device = next(self.model.parameters()).device
+        self.optimizer, self.scheduler = make(self.model) if make else (adam(self.model.parameters(), task.lr), None)
+        self.average = None if power is None else _weighted_average(self.model, power)
+        used = torch.ones(len(task.y), dtype=torch.bool)
+        if held is not None:
+            used[held] = False
+        self.trained_on = used.nonzero().squeeze(1)
         self.states: dict[str, dict[str, Tensor]] = {}
         self.lowest = {"loss": math.inf, "average, loss": math.inf}
         self.curve: dict[str, list[float]] = {"epoch": [], "train": [], "validation": [], "loss": [], "seconds": []}
 
     def train(self, epochs: int, scratch: Path | None = None, tick: Tick = lambda: None) -> None:
-        saved = Checkpoints(scratch, keep=1) if scratch else None
-        if saved and (state := saved.latest(self.device)):
-            self._restore(state)
+        """Train up to an epoch. With a directory, resume from the state that is there."""
+        file = scratch / "single.pt" if scratch else None
+        if file and file.exists():
+            self._restore(checkpoints.read(file, self.device))
             for _ in self.curve["epoch"]:
                 tick()
         for epoch in range(len(self.curve["epoch"]) + 1, epochs + 1):
-            self._train_and_judge(epoch)
+            self._train_and_evaluate(epoch)
             if epoch in self.keep:
                 self.states[f"after {epoch}"] = _copied(self.model)
             if epoch in self.averaged:
-                self._average(epoch, last=epoch + 1 not in self.averaged)
-            if saved:
-                saved.save(epoch, self._state())
+                self._average(epoch)
+            if file:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                checkpoints.write(self._state(), file)
             tick()
         self.states["last"] = _copied(self.model)
 
     def of(self, state: str) -> nn.Module:
-        """A model in one of the states that were kept."""
+        """A model in one of the states."""
         model = copy.deepcopy(self.model)
         model.load_state_dict(self.states[state])
         return model.eval()
 
-    def _train_and_judge(self, epoch: int) -> None:
+    def result(self, rows: dict[str, Predict], epochs: dict[str, float] | None = None) -> Trained:
+        return Trained(rows, self.trained_on, pd.DataFrame(self.curve), epochs=epochs or {}, unseen=self.held)
+
+    def _train_and_evaluate(self, epoch: int) -> None:
         began = time.perf_counter()
         self._epoch(epoch)
-        held, right, loss = self.images.held_out, math.nan, math.nan
-        if held is not None:
-            right, loss = accuracy(self.model, self.images, held)
-            if right > max(self.curve["validation"], default=-math.inf):
+        validation, loss = math.nan, math.nan
+        if self.held is not None:
+            validation, loss = self._scores(self.model, self.held)
+            if validation > max(self.curve["validation"], default=-math.inf):
                 self.states["accuracy"] = _copied(self.model)
             self._keep_lowest("loss", loss, self.model)
         seconds = time.perf_counter() - began
-        shown, _ = accuracy(self.model, self.images, self.images.trained_on[:LOOK])  # for a figure alone
-        row = {"epoch": epoch, "train": shown, "validation": right, "loss": loss, "seconds": seconds}
-        for name, value in row.items():
+        train, _ = self._scores(self.model, self.trained_on[:SHOWN])  # for the figure, so it is not timed
+        for name, value in zip(self.curve, (epoch, train, validation, loss, seconds), strict=True):
             self.curve[name].append(value)
 
     def _epoch(self, epoch: int) -> None:
         self.model.train()
-        for step, index in enumerate(self._order(epoch), start=1):
-            x, y = self.images.x[index].to(self.device), self.images.y[index].to(self.device)
+        for step, index in enumerate(self._batches(epoch), start=1):
+            x, y = self.task.x[index].to(self.device), self.task.y[index].to(self.device)
             self.optimizer.zero_grad()
-            with own_randomness(self.device, self.seed, epoch, step), noisy(self.optimizer):
+            # IVON takes its gradients at a draw of the weights.
+            draws = getattr(self.optimizer, "sampled_params", None)
+            with own_randomness(self.device, self.seed, epoch, step), draws(train=True) if draws else nullcontext():
                 loss = F.cross_entropy(self.model(x), y)
                 loss.backward()
             if not math.isfinite(loss.item()):
@@ -133,32 +155,33 @@ class Single:
         if self.scheduler:
             self.scheduler.step()
 
-    def _order(self, epoch: int) -> Iterator[Tensor]:
-        rows = self.images.trained_on
+    def _batches(self, epoch: int) -> Iterator[Tensor]:
         order = torch.Generator().manual_seed(seeds.derive(self.seed, "order", epoch))
-        batches = rows[torch.randperm(len(rows), generator=order)].split(self.batch)
-        return (batch for batch in batches if len(batch) > 1)  # BatchNorm has no statistics of one sample
+        shuffled = self.trained_on[torch.randperm(len(self.trained_on), generator=order)]
+        return (batch for batch in shuffled.split(self.task.batch) if len(batch) > 1)  # BatchNorm needs two images
 
-    def _average(self, epoch: int, last: bool) -> None:
+    def _average(self, epoch: int) -> None:
         assert self.average is not None
-        mean = copy.deepcopy(self.model)
-        self.average.take(list(mean.parameters()))
-        held = self.images.held_out
-        if held is not None:
-            self._give_statistics(mean, ENOUGH)
-            if self._keep_lowest("average, loss", accuracy(mean, self.images, held)[1], mean):
-                self._give_statistics(mean)
+        self.average.update_parameters(self.model)
+        mean: nn.Module = self.average.module
+        if self.held is not None:
+            self._update_batchnorm(mean, ENOUGH)
+            if self._keep_lowest("average, loss", self._scores(mean, self.held)[1], mean):
+                self._update_batchnorm(mean)
                 self.states["average, loss"] = _copied(mean)
-        if last or epoch in self.keep:
-            self._give_statistics(mean)
-            self.states |= {f"average after {epoch}": _copied(mean)} if epoch in self.keep else {}
-            self.states |= {"average": _copied(mean)} if last else {}
+        for name, wanted in ((f"average after {epoch}", epoch in self.keep), ("average", epoch == self.averaged[-1])):
+            if wanted:
+                self._update_batchnorm(mean)
+                self.states[name] = _copied(mean)
 
-    def _give_statistics(self, model: nn.Module, at_most: int | None = None) -> None:
-        """BatchNorm statistics of its own, from all training images or from some."""
-        some = None if at_most is None else -(-at_most // self.batch)
+    def _update_batchnorm(self, model: nn.Module, at_most: int | None = None) -> None:
+        """Statistics from all training images, or from some."""
+        some = None if at_most is None else math.ceil(at_most / self.task.batch)
         with own_randomness(self.device, self.seed, "statistics"):
-            update_bn((self.images.x[index] for index in list(self._order(0))[:some]), model, self.device)
+            update_bn((self.task.x[index] for index in list(self._batches(0))[:some]), model, self.device)
+
+    def _scores(self, model: nn.Module, images: Tensor) -> tuple[float, float]:
+        return accuracy_and_loss(model, self.task.x[images], self.task.y[images])
 
     def _keep_lowest(self, state: str, loss: float, model: nn.Module) -> bool:
         if not loss < self.lowest[state]:
@@ -167,43 +190,48 @@ class Single:
         return True
 
     def _state(self) -> dict[str, Any]:
-        parts = [name for name in STATEFUL if getattr(self, name) is not None]
-        kept = {name: getattr(self, name).state_dict() for name in parts}
-        rest = {"states": self.states, "curve": self.curve, "lowest": self.lowest}
-        return kept | rest | {"step": getattr(self.optimizer, "current_step", 0)}
+        parts = {name: getattr(self, name).state_dict() for name in STATEFUL if getattr(self, name) is not None}
+        results = {"states": self.states, "curve": self.curve, "lowest": self.lowest}
+        return parts | results | {"step": getattr(self.optimizer, "current_step", 0)}
 
     def _restore(self, state: dict[str, Any]) -> None:
         for name in STATEFUL:
             if name in state:
                 getattr(self, name).load_state_dict(state[name])
         self.states, self.curve, self.lowest = state["states"], state["curve"], state["lowest"]
-        if hasattr(self.optimizer, "current_step"):  # IVON's own count, which is not in its state
+        if hasattr(self.optimizer, "current_step"):  # IVON's step counter, which its state dict lacks
             self.optimizer.current_step = state["step"]
 
 
-@contextmanager
-def noisy(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """IVON takes its gradients at a draw of the weights; other optimizers take them where the weights are."""
-    with optimizer.sampled_params(train=True) if hasattr(optimizer, "sampled_params") else nullcontext():
-        yield
+def _weighted_average(model: nn.Module, power: float) -> AveragedModel:
+    """Epoch s gets a weight of about s^power, as in `fit`. 0 weights all alike."""
+
+    def step(average: Tensor, weight: Tensor, count: Tensor | int) -> Tensor:
+        return average.lerp(weight, (power + 1) / (power + int(count) + 1))
+
+    return AveragedModel(model, avg_fn=step)
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, images: Split, rows: Tensor) -> tuple[float, float]:
-    """Accuracy and mean cross entropy of a model on some of the images."""
-    logits, labels = logits_of(model, images.x[rows]), images.y[rows]
-    return (logits.argmax(1) == labels).double().mean().item(), F.cross_entropy(logits, labels).item()
+def accuracy_and_loss(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
+    logits = logits_of(model, x)
+    return (logits.argmax(1) == y).double().mean().item(), F.cross_entropy(logits, y).item()
 
 
 @torch.no_grad()
-def logits_of(model: nn.Module, x: Tensor, dropping: bool = False) -> Tensor:
-    """In evaluation, but for dropout where `dropping` is asked for; in parts, and back on the CPU."""
+def logits_of(model: nn.Module, x: Tensor, dropout: bool = False) -> Tensor:
+    """Logits in evaluation mode, on the CPU. With `dropout`, dropout layers stay active."""
     device = next(model.parameters()).device
     model.eval()
     for layer in model.modules():
         if isinstance(layer, nn.Dropout):
-            layer.train(dropping)
+            layer.train(dropout)
     return torch.cat([model(part.to(device)).float().cpu() for part in x.split(250)])
+
+
+def by_one_model(model: nn.Module, temperature: float = 1.0) -> Predict:
+    """Predict with one model, without draws."""
+    return lambda x: (logits_of(model, x) / temperature).softmax(1)
 
 
 def _copied(model: nn.Module) -> dict[str, Tensor]:

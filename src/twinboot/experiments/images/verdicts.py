@@ -1,43 +1,75 @@
-"""What the image experiment says of each claim."""
+"""The rows and columns of the image experiment's table, and what they say about each claim."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import pandas as pd
 
-from ..intervals import with_error
+from ..intervals import interval, with_error
 from ..networks import Normalisation
 from ..runner.experiment import Status, Tables, Verdict
 from .config import PRESETS, Config
-from .cost import ratios
 from .figure import sigma_by_layer
-from .rivals import MORE
-from .rows import (
-    AS_LONG,
-    AVERAGED,
-    BASE,
-    COLUMNS,
-    CONTESTANTS,
-    DRAWS,
-    HIGHER,
-    OURS,
-    OURS_LAST,
-    OURS_MEAN,
-    SIGNED,
-    USUAL,
-    ahead,
-    difference,
-    time_of_each,
-)
-from .run import chosen
+from .methods import AS_DEAR, MORE, find
+from .run import chosen, ratios
+from .twins import TWINS
 
-DEARER = 1.1  # times the time of twins is as much, for times vary by a tenth from turn to turn
+OURS, DRAWS, OURS_POOLED, OURS_BOTH = (row for row, _ in TWINS.values())
+OURS_MEAN, OURS_LAST = f"{OURS}, mean", f"{OURS}, last epoch alone"
+BASE, AVERAGED = "single, best loss on a hold-out", "single, averaged, best loss on a hold-out"
+AS_LONG = "single, all images"
+CONTESTANTS = (
+    *(OURS, f"{OURS}, calibrated"),
+    *(OURS_POOLED, f"{OURS_POOLED}, {TWINS['twins-pooled'][1].longer} times as long"),
+    *(OURS_BOTH, f"{OURS_BOTH}, {TWINS['twins-pooled-dropout'][1].longer} times as long"),
+)
+# Other methods as they are usually trained: without the weight averaging of `fit`.
+USUAL = (
+    *(AS_LONG, *(f"single, {more} times as long" for more in (MORE, AS_DEAR))),
+    *("ensemble of 2", "SWA", "MC dropout", "IVON"),
+)
+SIGNED = "{:+.3f}"
+HIGHER = {"accuracy": True, "nll": False, "ece": False, "auroc": True}  # whether higher is better
+COLUMNS = {
+    "accuracy": "accuracy",
+    "nll": "NLL",
+    "brier": "Brier",
+    "ece": "ECE",
+    "adaptive_ece": "adaptive ECE",
+    "unseen": "NLL, unseen",
+    "gap": "gap",
+    "auroc": "AUROC of errors",
+    "ood_auroc": "AUROC of strange images",
+}
+DEARER = 1.1  # relative times up to this count as equal: they vary by a tenth from turn to turn
+
+
+def time_of_each(rows: pd.DataFrame, ratio: pd.DataFrame) -> dict[str, float]:
+    """Training time of each row, relative to a single model on all images."""
+    first = rows.drop_duplicates("row")
+    return {row.row: row.epochs * ratio.loc[find(row.method).kind, "median"] for row in first.itertuples()}
+
+
+def ahead(wide: pd.DataFrame, column: str, row: str, ours: str = OURS) -> int:
+    """1 if a row is clearly better than ours, -1 if it is clearly worse: by a 95 % interval over the same seeds."""
+    mean, half = difference(wide, column, row, ours)
+    if not abs(mean) > half:  # also with one seed, whose interval is NaN
+        return 0
+    return 1 if (mean > 0) == HIGHER[column] else -1
+
+
+def better(wide: pd.DataFrame, column: str, row: str, other: str) -> bool:
+    """Whether the mean of a row is better than another's."""
+    return (1 if HIGHER[column] else -1) * difference(wide, column, row, other)[0] > 0
+
+
+def difference(wide: pd.DataFrame, column: str, row: str, other: str) -> tuple[float, float]:
+    return interval(wide[column][row] - wide[column][other])
 
 
 def verdicts(config: Config, tables: Tables) -> list[Verdict]:
-    if config.test or config.spare:  # other images than those of the test are for a look, and decide nothing
+    if config.test or config.spare:  # only the whole test set decides
         return []
     rows, number = tables["rows"], chosen(config)[2]
     if config.preset == "digits":  # the paper's claims are about CIFAR-10
@@ -67,19 +99,18 @@ def _status(number: int, answers: list[bool], least: int = 3) -> Status:
 
 
 def _scope(number: int) -> str:
-    """What is to be said of numbers that decide nothing."""
     return "" if number else " (here on digits; the claim is about CIFAR-10)"
 
 
 def _smaller_gap(wide: pd.DataFrame, number: int) -> Verdict:
-    """By the gap alone, after the last epoch of both: a model that is stopped early has hardly fitted anything, and so
-    a small gap, whatever it predicts. Where no single model trained as long, the stopped one has to do."""
+    """Judged by the gap after the last epoch of both: a model that is stopped early has a small gap whatever it
+    predicts. It is used only if no single model trained as long."""
     models = {
         AS_LONG: (OURS_LAST, "a single model that trains as long", "after the last epoch"),
-        BASE: (OURS_MEAN, "a single model stopped by a hold-out", "of the mean, where what no twin saw stops it,"),
+        BASE: (OURS_MEAN, "a single model stopped by a hold-out", "of the mean, stopped by out-of-bag images,"),
     }
     said = []
-    compared = {row: told for row, told in models.items() if row in wide["gap"]}
+    compared = {row: model for row, model in models.items() if row in wide["gap"]}
     for row, (ours, single, when) in compared.items():
         gap, right = (with_error(*difference(wide, column, ours, row), SIGNED) for column in ("gap", "accuracy"))
         ends = " to ".join(f"{wide['gap'][name].mean():.3f}" for name in (row, ours))
@@ -104,13 +135,13 @@ def _calibrated(wide: pd.DataFrame, number: int) -> Verdict:
         "Section 4.2, Figures 4b and 4c",
         _status(number, [mean + half < 0 for mean, half in changes[:2]]),
         f"Draws around the mean against a single model stopped by a hold-out: calibration error {error} "
-        f"({share:.0%} of it), negative log-likelihood {nll}. Against a single model that is averaged "
-        f"over the epochs in the same way the likelihood changes by {fair}{_scope(number)}.",
+        f"({share:.0%} of it), negative log-likelihood {nll}. Against a single model with the same weight averaging "
+        f"the negative log-likelihood changes by {fair}{_scope(number)}.",
     )
 
 
 def _structure(sigma: pd.DataFrame, number: int, normalisation: Normalisation) -> list[Verdict]:
-    """Of networks with weight norm alone, which the claims are about: BatchNorm has layers of its own."""
+    """The claims are about networks with weight norm; BatchNorm adds layers."""
     mean, scope = sigma_by_layer(sigma), _scope(number)
     if normalisation == "batch":
         number, scope = 0, " (here with BatchNorm; the claim is about weight norm)"
@@ -137,8 +168,8 @@ def _structure(sigma: pd.DataFrame, number: int, normalisation: Normalisation) -
 
 
 def _equal_cost(wide: pd.DataFrame, times: dict[str, float], ours: str) -> list[Verdict]:
-    """Held: clearly ahead of all that costs no more, in accuracy, likelihood and calibration; partly: in some of them,
-    and clearly behind nobody; not held: clearly behind somebody. Else, or with fewer than three seeds, undecided."""
+    """Held: clearly ahead of all methods that cost no more, in accuracy, NLL and ECE. Partly: in some of these, and
+    clearly behind none. Not held: clearly behind one. Otherwise, or with fewer than three seeds, undecided."""
     others = [row for row in times if not row.startswith(OURS)]
     rivals = [row for row in others if times[row] <= DEARER * times[ours]]
     if not rivals:
@@ -150,43 +181,38 @@ def _equal_cost(wide: pd.DataFrame, times: dict[str, float], ours: str) -> list[
     said = [_beside(wide, column, ours, {row: times[row] for row in rivals}) for column in answers]
     left = [f"{row} ({times[row]:.2f})" for row in others if row not in rivals]
     verdict = Verdict(
-        f"At equal cost {ours} predicts better than what else the time buys.",
+        f"At equal cost {ours} predicts better than other methods.",
         "the paper compares with a single model alone",
         status if len(wide) >= 3 else "undecided",
-        f"{ours} takes {times[ours]:.2f} times as long as a single model; {len(rivals)} other ways to predict take "
-        f"no longer, to a tenth. {'. '.join(said)}."
-        + (f" Left out, for they take longer: {', '.join(left)}." if left else ""),
+        f"{ours} takes {times[ours]:.2f} times as long as a single model; {len(rivals)} other rows take at most "
+        f"{DEARER} times as long as that. {'. '.join(said)}."
+        + (f" Left out because they take longer: {', '.join(left)}." if left else ""),
         ours=True,
     )
     return [verdict]
 
 
 def _beside(wide: pd.DataFrame, column: str, ours: str, rivals: dict[str, float]) -> str:
-    """How a row stands among rivals, whose times are told."""
+    """A comparison of a row with rivals, given with their times."""
     found = [ahead(wide, column, row, ours) for row in rivals]
     best = sorted(rivals, key=lambda row: wide[column][row].mean(), reverse=HIGHER[column])[0]
     apart = with_error(*difference(wide, column, ours, best), SIGNED)
     place = f"is clearly ahead of {found.count(-1)} of them and clearly behind {found.count(1)}"
-    if len(wide) == 1:  # of which nothing is clear
-        place = f"is ahead of {sum(_better(wide, column, ours, rivals))} of them with this seed"
+    if len(wide) == 1:
+        place = f"is ahead of {sum(better(wide, column, ours, row) for row in rivals)} of them with this seed"
     return (
         f"In {COLUMNS[column]} it {place}; against the best, '{best}' ({rivals[best]:.2f}), the difference is {apart}"
     )
 
 
-def _better(wide: pd.DataFrame, column: str, ours: str, rivals: Iterable[str]) -> list[bool]:
-    sign = 1 if HIGHER[column] else -1
-    return [sign * difference(wide, column, ours, row)[0] > 0 for row in rivals]
-
-
 def _ahead_of_usual(wide: pd.DataFrame, times: dict[str, float], ours: str) -> list[Verdict]:
-    """Of twins that take no longer than they may. Held: clearly ahead of each in likelihood and calibration; partly:
-    by the mean; not held: by the mean behind one of them. With fewer than three seeds undecided."""
+    """For twins within the time limit. Held: clearly ahead of each in NLL and ECE. Partly: ahead by the mean. Not held:
+    behind one of them by the mean. With fewer than three seeds, undecided."""
     if times[ours] > MORE or not set(USUAL) <= set(times):
         return []
     both = ("nll", "ece")
     clearly = all(ahead(wide, column, row, ours) == -1 for column in both for row in USUAL)
-    by_mean = all(all(_better(wide, column, ours, USUAL)) for column in both)
+    by_mean = all(better(wide, column, ours, row) for column in both for row in USUAL)
     status: Status = "held" if clearly else "partly" if by_mean else "not held"
     said = [_beside(wide, column, ours, {row: times[row] for row in USUAL}) for column in both]
     verdict = Verdict(

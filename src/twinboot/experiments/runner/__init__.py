@@ -1,1 +1,1 @@
-"""What an experiment is, and how its parts are computed, kept and read again."""
+"""What an experiment is, and how its runs are computed, stored and read again."""

@@ -1,7 +1,7 @@
-"""What an experiment is: a config, parts that compute tables, and what is said of them.
+"""What an experiment is: a config, parts that compute tables, and what is shown of those tables.
 
-An experiment is a module with the names of `Experiment`. It runs as a list of parts, each of which fills rows of tidy
-tables; whatever is drawn or said afterwards is a function of the config and those tables, so nothing has to run twice.
+An experiment is a module with the names of `Experiment`. It runs as a list of parts. Each part computes rows of tidy
+tables. The figure, numbers and verdicts are functions of the config and the tables, so drawing needs no new run.
 """
 
 from __future__ import annotations
@@ -22,30 +22,26 @@ Status = Literal["held", "partly", "not held", "undecided"]
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of work that is kept once it is done: its name, its length in ticks, and how its tables are computed.
+    """A piece of work whose result is stored: its name, its length in ticks, and the function that computes it.
 
-    Parts may run at once, each in a process of its own, so `compute` must be picklable: a function of a module or a
-    `partial` of one, not a lambda. One that takes hours `resumes`: `compute` then gets a directory too, which is there
-    again after a stop. One that measures time runs `alone`, when all others are done.
+    Parts may run in processes of their own, so `compute` must be picklable: a function of a module or a `partial` of
+    one, not a lambda.
     """
 
     name: str
     ticks: int
     compute: Callable[..., dict[str, pd.DataFrame]]
-    resumes: bool = False
-    alone: bool = False
+    resumes: bool = False  # `compute` also gets a directory for checkpoints, which survives a stop
+    alone: bool = False  # it measures time, so it runs by itself after all other parts
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a claim here. `"undecided"`: there were too few runs to say.
-
-    A claim is the paper's, or `ours`: about something that the paper does not claim, or not of this task or protocol.
-    """
+    """How a claim fared in a run. `ours` are claims that the paper does not make, or not about this task."""
 
     claim: str
-    place: str  # where the paper makes it, or what of it is ours
-    status: Status
+    place: str  # where the paper makes the claim, or what about it is ours
+    status: Status  # "undecided": there were too few runs
     evidence: str
     ours: bool = False
 
@@ -55,12 +51,15 @@ class Verdict:
 
 
 class UnavailableError(Exception):
-    """What an experiment needs is not installed: one sentence that names the extra."""
+    """An experiment needs a package or file that is missing. The message is one sentence that says what to do."""
 
 
 def agrees(value: float, error: float, expected: float = 1.0, margin: float = 0.05) -> bool | None:
-    """Whether a measured value is the expected one but for a margin or three standard errors. A value that is known to
-    no better than a tenth may be five errors off, which says no, or else says nothing: None."""
+    """Whether a measured value equals the expected one, up to a relative margin or three standard errors.
+
+    If the standard error is above a tenth of the expected value, the answer is False beyond five standard errors and
+    None otherwise: too few runs to say.
+    """
     off = abs(value - expected)
     if error <= 0.1 * abs(expected):
         return off <= max(margin * abs(expected), 3 * error)
@@ -68,7 +67,7 @@ def agrees(value: float, error: float, expected: float = 1.0, margin: float = 0.
 
 
 def overall(answers: Iterable[bool | None], partly: float = 1 / 2) -> Status:
-    """One status for several answers of `agrees`; "partly" if at least that share of them is yes."""
+    """One status for several answers of `agrees`: "partly" if at least the share `partly` of them is True."""
     found = list(answers)
     if None in found:
         return "undecided"
@@ -84,21 +83,21 @@ class Experiment(Protocol):
     QUICK: Any  # the config of --quick
 
     @property
-    def Config(self) -> type[Any]: ...  # noqa: N802 (its defaults are those of --full)
+    def Config(self) -> type[Any]: ...  # noqa: N802 (a class; its defaults are those of --full)
 
     def parts(self, config: Any) -> list[Part]: ...
 
     def figure(self, config: Any, tables: Tables) -> Figure: ...
 
     def numbers(self, config: Any, tables: Tables) -> dict[str, pd.DataFrame]:
-        """Title -> a small table for people, its numbers already rounded."""
+        """Small tables for readers, by title, their numbers already rounded."""
 
     def verdicts(self, config: Any, tables: Tables) -> list[Verdict]: ...
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """For tensors so small that threads only wait for each other."""
+    """One thread for tensors so small that several would only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -108,7 +107,7 @@ def one_thread() -> Iterator[None]:
 
 
 def label(name: str, experiment: Experiment, config: Any) -> str:
-    """The name of an experiment, with the preset of its config where that is not the usual one."""
+    """The name of an experiment, with the preset of its config unless that is the default."""
     preset = getattr(config, "preset", None)
     return name if preset == getattr(experiment.Config(), "preset", None) else f"{name}-{preset}"
 
@@ -128,8 +127,26 @@ def command(name: str, experiment: Experiment, config: Any) -> str:
 
 
 def refuse_repeated(config: Any, *names: str) -> None:
-    """Lists of values in a config must have some, each once."""
+    """Raise ValueError if one of these lists in a config is empty or has a value twice."""
     for name in names:
         values = getattr(config, name)
         if not values or len(set(values)) < len(values):
             raise ValueError(f"{name} must have at least one value and none twice, not {values}.")
+
+
+def require_positive(config: Any, *names: str) -> None:
+    """The named settings must be above 0; NaN is not."""
+    for name in names:
+        if not getattr(config, name) > 0:
+            raise ValueError(f"{name} must be above 0, not {getattr(config, name)}.")
+
+
+def require_at_least(config: Any, least: float, *names: str) -> None:
+    for name in names:
+        if not getattr(config, name) >= least:
+            raise ValueError(f"{name} must be at least {least}, not {getattr(config, name)}.")
+
+
+def status(held: bool, partly: bool = False, too_few: bool = False) -> Status:
+    """The status of a claim that holds, or holds in part; with too few runs it is undecided."""
+    return "undecided" if too_few else "held" if held else "partly" if partly else "not held"

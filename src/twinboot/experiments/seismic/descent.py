@@ -1,36 +1,53 @@
-"""Many problems of the seismic task solved at once, with twins or with a single field each.
+"""Many problems of the seismic task solved at once, by twins or by a single field each, and how good the results are.
 
-The loss of a field is a quadratic in u = f(v), so that a step over all M measurements needs one product with K' W K, of
-[cells, cells], and not two with K, of [M, cells]: the same steps in less time. All problems are one tensor of fields
-[problems, 30, 30]; twins of it have sigmas of their own for each problem, as `Blocks((1, 3, 3))` says.
+The loss of a field is quadratic in the response u = f(v). A step over all M measurements therefore needs one product
+with K' W K, [cells, cells], instead of two with K, [M, cells]: the steps of `invert` in less time. All problems are one
+tensor of fields [problems, 30, 30], and `Blocks((1, 3, 3))` gives each problem its own sigmas.
+
+A test compares the results with those of `invert`: they agree to rounding, except for Adam's eps. `invert` divides the
+loss by the mean square of the measurements, so its eps of 1e-8 is that many times larger in the units used here. It
+matters where few kernels reach, and gradients are as small as eps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from contextlib import nullcontext
+from dataclasses import dataclass, fields
+from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from ... import resets
+from ... import Blocks, Twins, resets
 from ..._core import seeds
-from ...groups import Blocks
-from ...twins import Twins
+from ..intervals import correlation, covered
+from ..runner.experiment import Tick, require_at_least, require_positive
 from .kernels import SIDE, Problem, respond
 
-Mode = Literal["sample", "mean", "centered"]
+LEVELS = (0.5, 0.9, 0.95)  # of central intervals
 
 
 @dataclass(frozen=True)
 class Method:
-    """How a field is trained: alone, with or without a hold-out; or as twins, with noise and a kind of reset."""
+    """How a field is trained: alone, with or without a hold-out; or as twins, with weight noise and resets."""
 
     replicas: int = 1
     hold_out: bool = False
-    mode: Mode = "sample"
+    mode: resets.Mode = "sample"
     noise: float = 1.0
+
+
+METHODS = {
+    "standard": Method(),
+    "hold-out": Method(hold_out=True),
+    "sample": Method(2, mode="sample"),
+    "mean": Method(2, mode="mean"),
+    "centered": Method(2, mode="centered"),
+    "no noise": Method(2, mode="sample", noise=0.0),
+    "four": Method(4, mode="centered"),
+}
 
 
 @dataclass(frozen=True)
@@ -38,161 +55,149 @@ class Schedule:
     """How long and how fast; `batch` None for all measurements in each step."""
 
     steps: int
-    rate: float
+    lr: float
     decay: float
     first_reset: int = 50
     batch: int | None = None
     check: int = 20
 
 
+def require_training(config: Any) -> None:
+    """Check the settings that the three experiments of this package share."""
+    require_positive(config, "lr", "decay")
+    require_at_least(config, 1, "steps")
+    require_at_least(config, 2, "seeds")
+    if config.decay > 1:
+        raise ValueError(f"decay must be at most 1, not {config.decay}.")
+
+
 @dataclass
 class State:
-    """Of each problem the field, its sigma and the step they are from."""
+    """The field of each problem, its sigma, and the step they are from."""
 
     field: Tensor
     sigma: Tensor
     step: Tensor
 
-    def take(self, which: Tensor, other: State) -> None:
-        """For the problems in question, what the other has."""
-        for mine, theirs in ((self.field, other.field), (self.sigma, other.sigma), (self.step, other.step)):
-            mine[which] = theirs[which]
 
-    def clone(self) -> State:
-        return State(self.field.clone(), self.sigma.clone(), self.step.clone())
+class Fields(nn.Module):
+    """One field for each problem. The output is their responses u, [problems, cells]."""
 
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__()
+        self.response = problems[0].task.response
+        self.beta = torch.tensor([p.task.beta for p in problems])[:, None, None]
+        self.field = nn.Parameter(torch.zeros(len(problems), SIDE, SIDE, dtype=problems[0].observed.dtype))
 
-@dataclass(frozen=True)
-class Trained:
-    """What a run leaves, chosen in four ways. Validation data are those that no twin saw, or the hold-out."""
+    def forward(self) -> Tensor:
+        return self.respond(self.field)
 
-    last: State
-    lowest: State  # of the lowest loss on validation data
-    clear: State  # the last that was better on validation data by more than a standard error, as `invert` keeps it
-    average: State  # the mean field over the time after the last reset
+    def respond(self, field: Tensor) -> Tensor:
+        return respond(self.response, self.beta * field).flatten(1)
 
 
 def train(
-    problems: Sequence[Problem],
-    method: Method,
-    schedule: Schedule,
-    seed: int = 0,
-    tick: Callable[[], object] = lambda: None,
-) -> Trained:
-    """Train on problems of the same number of measurements."""
-    task = problems[0].task
-    beta = torch.tensor([p.task.beta for p in problems])[:, None, None]
-    weights, validation = _division(problems, method)
-    loss = (_Batches if schedule.batch else _Whole)(problems, weights, schedule, seed)
-    holder = _Fields(len(problems))
-    twins = Twins(holder, method.replicas, Blocks((1, 3, 3)), seed, stacked=True) if method.replicas > 1 else None
-    parameter = next(iter((twins or holder).parameters()))
-    optimizer = torch.optim.Adam([parameter], schedule.rate, fused=True)
+    problems: Sequence[Problem], method: Method, schedule: Schedule, seed: int = 0, tick: Tick = lambda: None
+) -> dict[str, State]:
+    """Train on problems with the same response and number of measurements.
+
+    Returns four states. Validation data are the out-of-bag measurements of the twins, or the hold-out.
+
+        last      after the last step
+        lowest    where the validation loss was lowest
+        clear     the last that lowered the validation loss by more than a standard error, as `invert` keeps it
+        average   the mean field since the last reset
+    """
+    divided = [divide(p, method) for p in problems]
+    weights = torch.stack([own for own, _ in divided])
+    slope = _BatchSlope(problems, weights, schedule.batch, seed) if schedule.batch else _FullSlope(problems, weights)
+    model = Fields(problems)
+    twins = Twins(model, method.replicas, Blocks((1, 3, 3)), seed) if method.replicas > 1 else None
+    optimizer = torch.optim.Adam((twins or model).parameters(), schedule.lr, fused=True)
     annealing = torch.optim.lr_scheduler.ExponentialLR(optimizer, schedule.decay)
     due = resets.growing(schedule.first_reset, 1.5)
-    best = _Best(validation, lambda field: respond(task.response, beta * field).flatten(1))
+    validation = [(p.kernels[index], p.observed[index]) for p, (_, index) in zip(problems, divided, strict=True)]
+    snapshots = _Snapshots(validation, model.respond)
 
     for step in range(1, schedule.steps + 1):
         optimizer.zero_grad()
-        if twins:
-            with twins.sampled(method.noise):
-                fields = twins.weights()["field"]
-        else:
-            fields = parameter[None]
-        u = respond(task.response, beta * fields).flatten(2)
-        u.backward(torch.stack([loss.slope(b, u[b].detach(), step) for b in range(len(u))]))
+        with twins.sampled(method.noise) if twins else nullcontext():
+            for number, own in enumerate(twins or [model]):
+                u = own()
+                u.backward(slope(number, u.detach(), step))
         optimizer.step()
         annealing.step()
         if twins:
             twins.update()
         if step % schedule.check == 0 or step == schedule.steps:
-            field = parameter.detach().mean(0) if twins else parameter.detach().clone()
-            best.look(field, _sigma(twins, len(problems)), step)
+            field = torch.stack([own.get_parameter("field").detach() for own in twins or [model]]).mean(0)
+            snapshots.look(field, _sigma(twins, field), step)
         if twins and due(step) and step < schedule.steps:
             twins.reset(method.mode)
-            best.restart()
+            snapshots.restart()
         tick()
-    return best.trained()
+    return snapshots.states()
 
 
-class _Fields(nn.Module):
-    def __init__(self, problems: int) -> None:
-        super().__init__()
-        self.field = nn.Parameter(torch.zeros(problems, SIDE, SIDE))
+def divide(problem: Problem, method: Method) -> tuple[Tensor, Tensor]:
+    """The weights [twins, M] of the measurements, each row of sum 1; and the measurements that validate."""
+    if method.replicas > 1:
+        counts, index = problem.bootstrap.counts.to(problem.observed), problem.bootstrap.unseen
+    else:
+        counts, index = torch.ones_like(problem.observed)[None], problem.held_out
+        if method.hold_out:
+            counts[:, index] = 0
+    return counts / counts.sum(1, keepdim=True), index
 
 
-def _sigma(twins: Twins | None, problems: int) -> Tensor:
+def _sigma(twins: Twins | None, field: Tensor) -> Tensor:
+    """For each cell that of its patch of 3 x 3 cells."""
     if twins is None:
-        return torch.zeros(problems, SIDE, SIDE)
+        return torch.zeros_like(field)
     [sigma] = twins.sigma.values()
     return sigma.repeat_interleave(3, 1).repeat_interleave(3, 2)
 
 
-def _division(problems: Sequence[Problem], method: Method) -> tuple[list[list[Tensor]], list[tuple[Tensor, Tensor]]]:
-    """For each twin and problem the weights [M], of sum 1; and of each problem the measurements that validate."""
-    weights: list[list[Tensor]] = [[] for _ in range(method.replicas)]
-    validation = []
-    for p in problems:
-        if method.replicas > 1:
-            counts, index = p.bootstrap.counts.float(), p.bootstrap.unseen
-        else:
-            counts, index = torch.ones(1, p.task.rows), p.held_out
-            if method.hold_out:
-                counts[:, index] = 0
-        for own, count in zip(weights, counts, strict=True):
-            own.append(count / count.sum())
-        validation.append((p.kernels[index], p.observed[index]))
-    return weights, validation
+class _FullSlope:
+    """The slope of a twin's loss in u. With all measurements the loss is u' G u - 2 h' u, and its slope 2 (G u - h)."""
 
+    def __init__(self, problems: Sequence[Problem], weights: Tensor) -> None:
+        pairs: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(weights.shape[1])]
+        for p, own in zip(problems, weights, strict=True):
+            for pair, weight in zip(pairs, own, strict=True):
+                used = weight > 0
+                rows, w = p.kernels[used], weight[used]
+                pair.append(((rows * w[:, None]).T @ rows, rows.T @ (w * p.observed[used])))
+        self.gram, self.right = ([torch.stack([of[k] for of in pair]) for pair in pairs] for k in (0, 1))
 
-class _Loss(Protocol):
-    def slope(self, twin: int, u: Tensor, step: int) -> Tensor: ...
-
-
-class _Whole:
-    """All measurements in each step: the slope of u' G u - 2 h' u is 2 (G u - h)."""
-
-    def __init__(self, problems: Sequence[Problem], weights: list[list[Tensor]], schedule: Schedule, seed: int) -> None:
-        cells = SIDE**2
-        self.gram = [torch.empty(len(problems), cells, cells) for _ in weights]
-        self.right = [torch.empty(len(problems), cells) for _ in weights]
-        for b, weight in enumerate(weights):
-            for i, p in enumerate(problems):
-                used = weight[i] > 0
-                rows, w = p.kernels[used], weight[i][used]
-                torch.mm((rows * w[:, None]).T, rows, out=self.gram[b][i])
-                self.right[b][i] = rows.T @ (w * p.observed[used])
-
-    def slope(self, twin: int, u: Tensor, step: int) -> Tensor:
+    def __call__(self, twin: int, u: Tensor, step: int) -> Tensor:
         return 2 * (_dot(self.gram[twin], u) - self.right[twin])
 
 
-class _Batches:
-    """A few measurements in each step, each twin's draws in an order that is new in each epoch."""
+class _BatchSlope:
+    """The same with a few measurements in each step: each twin's draws, in an order that is new in each epoch."""
 
-    def __init__(self, problems: Sequence[Problem], weights: list[list[Tensor]], schedule: Schedule, seed: int) -> None:
-        assert schedule.batch is not None
-        self.size = schedule.batch
+    def __init__(self, problems: Sequence[Problem], weights: Tensor, size: int, seed: int) -> None:
+        self.size, self.seed, self.epoch, self.order = size, seed, -1, torch.empty(0)
         self.kernels = torch.cat([p.kernels for p in problems])
         self.observed = torch.cat([p.observed for p in problems])
-        self.starts = torch.tensor([0] + [len(p.observed) for p in problems[:-1]]).cumsum(0)[:, None]
+        self.starts = torch.arange(len(problems))[:, None] * weights.shape[2]
         self.draws = [
-            [torch.repeat_interleave((w / w[w > 0].min()).round().long()) for w in weight] for weight in weights
+            [torch.repeat_interleave((w / w[w > 0].min()).round().long()) for w in of_twin]
+            for of_twin in weights.unbind(1)
         ]
-        self.seed, self.epoch, self.order = seed, -1, torch.empty(0)
-        self.per_epoch = min(len(d) for twin in self.draws for d in twin) // self.size
+        self.per_epoch = min(len(d) for of_twin in self.draws for d in of_twin) // size
 
-    def slope(self, twin: int, u: Tensor, step: int) -> Tensor:
+    def __call__(self, twin: int, u: Tensor, step: int) -> Tensor:
         epoch, place = divmod(step - 1, self.per_epoch)
         if epoch != self.epoch:
             self.epoch, used = epoch, self.per_epoch * self.size
             generator = torch.Generator().manual_seed(seeds.derive(self.seed, "order", epoch))
-            self.order = torch.stack(
-                [
-                    torch.stack([d[torch.randperm(len(d), generator=generator)[:used]] for d in draws])
-                    for draws in self.draws
-                ]
-            )
+            shuffled = [
+                torch.stack([d[torch.randperm(len(d), generator=generator)[:used]] for d in of_twin])
+                for of_twin in self.draws
+            ]
+            self.order = torch.stack(shuffled)
         index = (self.starts + self.order[twin, :, place * self.size : (place + 1) * self.size]).flatten()
         rows = self.kernels.index_select(0, index).view(len(u), self.size, -1)
         residual = _dot(rows, u) - self.observed[index].view(len(u), -1)
@@ -200,20 +205,20 @@ class _Batches:
 
 
 def _dot(rows: Tensor, u: Tensor) -> Tensor:
-    """Of each problem its rows [problems, n, cells] times its vector [problems, cells]. Written as u' rows', because
-    the other way round batched products take several times as long."""
+    """For each problem, rows [problems, n, cells] times a vector [problems, cells]. Written as u' rows': the other way
+    round, batched products take several times as long."""
     return torch.bmm(u[:, None], rows.mT).squeeze(1)
 
 
-class _Best:
-    """The states to keep of each problem."""
+class _Snapshots:
+    """The states of each problem that `train` returns."""
 
     def __init__(self, validation: list[tuple[Tensor, Tensor]], response: Callable[[Tensor], Tensor]) -> None:
         self.response = response
         self.kernels, self.observed = (nn.utils.rnn.pad_sequence(list(v), True) for v in zip(*validation, strict=True))
         self.number = torch.tensor([len(y) for _, y in validation])
         self.inside = torch.arange(self.observed.shape[1]) < self.number[:, None]
-        self.kept: dict[str, State] = {}
+        self.chosen: dict[str, State] = {}
         self.losses: dict[str, Tensor] = {}
         self.restart()
 
@@ -222,19 +227,59 @@ class _Best:
         self.sum, self.looks = torch.zeros(()), 0
 
     def look(self, field: Tensor, sigma: Tensor, step: int) -> None:
-        self.now = now = State(field, sigma, torch.full((len(field),), step))
+        self.last = last = State(field, sigma, torch.full((len(field),), step))
         self.sum, self.looks = self.sum + field, self.looks + 1
         losses = (_dot(self.kernels, self.response(field)) - self.observed).square()
         for name, errors in (("lowest", 0.0), ("clear", 1.0)):
-            if name not in self.kept:
-                self.kept[name], self.losses[name] = now.clone(), losses
+            if name not in self.chosen:
+                self.chosen[name] = State(field.clone(), sigma.clone(), last.step.clone())
+                self.losses[name] = losses
             gain = self.losses[name] - losses
             mean = gain.sum(1) / self.number
-            variance = ((gain - mean[:, None]).square() * self.inside).sum(1) / (self.number - 1)
+            variance = ((gain - mean[:, None]).square() * self.inside).sum(1) / (self.number - 1).clamp(min=1)
             better = mean > errors * (variance / self.number).sqrt()
-            self.kept[name].take(better, now)
+            for part in fields(State):
+                getattr(self.chosen[name], part.name)[better] = getattr(last, part.name)[better]
             self.losses[name] = torch.where(better[:, None], losses, self.losses[name])
 
-    def trained(self) -> Trained:
-        average = State(self.sum / self.looks if self.looks else self.now.field, self.now.sigma, self.now.step)
-        return Trained(self.now, self.kept["lowest"], self.kept["clear"], average)
+    def states(self) -> dict[str, State]:
+        average = self.sum / self.looks if self.looks else self.last.field
+        return {"last": self.last, "average": State(average, self.last.sigma, self.last.step), **self.chosen}
+
+
+def scores(problems: Sequence[Problem], state: State, method: Method) -> pd.DataFrame:
+    """For each problem: losses, mean squared error of the field, and for twins how well sigma predicts the error."""
+    found = []
+    for p, field, sigma, step in zip(problems, state.field, state.sigma, state.step.tolist(), strict=True):
+        u = respond(p.task.response, p.task.beta * field).flatten()
+        used = divide(p, method)[0].any(0)
+        error = field - p.truth
+        row = {
+            "train": (p.kernels @ u - p.observed).square()[used].mean().item(),
+            "test": (p.test_kernels @ u - p.test_observed).square().mean().item(),
+            "error": error.square().mean().item(),
+            "step": step,
+        }
+        if method.replicas > 1:
+            row |= {"sigma": sigma.square().mean().sqrt().item(), "correlation": correlation(sigma, error)}
+            row |= {f"covered_{level}": covered(error, sigma, level) for level in LEVELS}
+        found.append(row)
+    return pd.DataFrame(found)
+
+
+def deciles(problems: Sequence[Problem], state: State) -> pd.DataFrame:
+    """The cells of each problem in ten parts by sigma: mean squares of sigma and of the error, and coverage. Means over
+    the problems."""
+    found = []
+    for p, field, sigma in zip(problems, state.field, state.sigma, strict=True):
+        order = sigma.flatten().argsort(stable=True)
+        parts = zip((field - p.truth).flatten()[order].chunk(10), sigma.flatten()[order].chunk(10), strict=True)
+        for part, (e, s) in enumerate(parts, start=1):
+            row = {"decile": part, "sigma2": s.square().mean().item(), "error2": e.square().mean().item()}
+            found.append(row | {f"covered_{level}": covered(e, s, level) for level in LEVELS})
+    return pd.DataFrame(found).groupby("decile", as_index=False).mean()
+
+
+def covered_text(runs: pd.DataFrame) -> str:
+    """The mean coverage at each level, as the tables show it."""
+    return ", ".join(f"{runs[f'covered_{level}'].mean():.0%}" for level in LEVELS)

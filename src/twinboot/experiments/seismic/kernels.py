@@ -3,8 +3,8 @@
     y = K f(v) + noise
 
 v is a field of 30 x 30 cells, f acts on each cell alone, and each row of K is a Gaussian bump at a random centre, of L2
-norm 1. The paper does not state the true field, the noise, beta, the width of the bumps, where the centres lie, or what
-its test loss is of; here they are settings, and `regimes.py` is a map over them.
+norm 1. The paper does not state the true field, the noise, beta, the width of the bumps, where the centres lie, or its
+test measurements. Here they are settings; `regimes.py` tries a grid of them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ... import Bootstrap
 from ..._core import seeds
-from ...data.bootstrap import UNSEEN, Bootstrap
 
 SIDE = 30
 TEST_ROWS = 1000
+HOLD_OUT = math.exp(-2)  # of the measurements: as many as neither of two twins draws
 MIN_WIDTH = 0.3  # of kernels in cells: a narrower one may fall between all of them
 Response = Literal["tanh", "cubic"]
 
@@ -50,24 +51,29 @@ class Problem:
     test_kernels: Tensor
     test_observed: Tensor
     bootstrap: Bootstrap
-    held_out: Tensor  # the measurements that a single model gives up to know when to stop
+    held_out: Tensor  # the measurements that a single field sets aside for early stopping
 
 
 def respond(response: Response, x: Tensor) -> Tensor:
-    """f(v) for x = beta v. The cubic proxy is tanh to third order; it folds at 1, so that two fields can look alike."""
+    """f(v) for x = beta v. The cubic proxy is tanh to third order. It folds at 1: two fields can have one response."""
     return x.tanh() if response == "tanh" else x - x**3 / 3
 
 
 def undo(response: Response, u: Tensor) -> Tensor:
-    """The x nearest to 0 that gives u, or the one that comes nearest to it."""
+    """The x nearest to 0 with the response u, or with the response nearest to u."""
     if response == "tanh":
         return u.clamp(-0.999, 0.999).atanh()
     # x - x^3 / 3 = u, by the trigonometric solution of a cubic with three real roots: the middle one.
     return 2 * ((1.5 * u).clamp(-1, 1).asin() / 3).sin()
 
 
+def problems(task: Task, seed: int, number: int, replicas: int = 2) -> list[Problem]:
+    """Problems of one kind that share nothing with those of another seed."""
+    return [problem(task, seed * 1_000_000 + k, replicas) for k in range(number)]
+
+
 def problem(task: Task, seed: int, replicas: int = 2) -> Problem:
-    """The same field, centres and noise up to scale for the same seed, whatever the rest of the task."""
+    """For the same seed the field, the centres and the noise (up to its scale) are the same in all tasks."""
     generator = torch.Generator().manual_seed(seeds.derive(seed, "kernels"))
     truth = field(task.texture, task.contrast, generator)
     test_kernels = kernels(_centres(TEST_ROWS, 1.0, generator), task.width)
@@ -84,7 +90,7 @@ def problem(task: Task, seed: int, replicas: int = 2) -> Problem:
         test_kernels,
         test_kernels @ u + task.noise * test_noise,
         Bootstrap(task.rows, replicas, seeds.derive(seed, "bootstrap")),
-        shuffled[: round(UNSEEN * task.rows)],
+        shuffled[: round(HOLD_OUT * task.rows)],
     )
 
 
@@ -114,7 +120,7 @@ def _centres(number: int, spread: float, generator: torch.Generator) -> Tensor:
 
 def tikhonov(problem: Problem, roughness: Tensor) -> Tensor:
     """The field whose response u minimises |K u - y|^2 / M + weight * u' R u, at the weight with the lowest loss on the
-    hold-out. In closed form, because the problem is linear in u; then v from u."""
+    hold-out. u has a closed form, because the problem is linear in it; v follows from u."""
     held = torch.zeros(len(problem.observed), dtype=torch.bool)
     held[problem.held_out] = True
     rows, y = problem.kernels[~held].double(), problem.observed[~held].double()
@@ -132,8 +138,8 @@ def size() -> Tensor:
 
 
 def slopes() -> Tensor:
-    """R such that u' R u is the sum of the squared differences of neighbours; and a trace of `size`, for where no
-    measurement is."""
+    """R such that u' R u is the sum of the squared differences of neighbours, plus a trace of `size` for cells without
+    measurements."""
     step, eye = torch.eye(SIDE, dtype=torch.double).diff(dim=0), torch.eye(SIDE, dtype=torch.double)
     line = step.T @ step
     return torch.kron(line, eye) + torch.kron(eye, line) + 1e-6 * size()

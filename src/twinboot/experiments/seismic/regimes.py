@@ -1,27 +1,26 @@
 """The map over what the paper leaves open: for which seismic tasks does Twin-Boot win, and with which protocol?
 
-All tasks with as many measurements, and all their seeds, are one batch of problems: see `descent.py`.
+All tasks with the same number of measurements, and all their seeds, are trained together: see `descent.py`.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
 import numpy as np
 import pandas as pd
+import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from ..intervals import change
-from ..runner.experiment import Part, Status, Tables, Tick, Verdict, one_thread, refuse_repeated
-from .descent import Method, Schedule, State, train
-from .kernels import MIN_WIDTH, Problem, Task, problem
-from .scores import scores
+from ..runner.experiment import Part, Status, Tables, Tick, Verdict, one_thread, refuse_repeated, status
+from .descent import METHODS, Schedule, require_training, scores, train
+from .kernels import MIN_WIDTH, Task, problems
 
 TITLE = "Seismic inversion: the map of regimes"
 QUESTION = (
@@ -32,17 +31,20 @@ CAPTION = (
     "number is the change of the mean over the seeds, in per cent. Pale: the 95 % interval of the change, paired by "
     "seed, contains 0."
 )
-RUNS = {
-    "standard": Method(),
-    "hold-out": Method(hold_out=True),
-    "sample": Method(2, mode="sample"),
-    "mean": Method(2, mode="mean"),
-    "centered": Method(2, mode="centered"),
-}
-# What is compared: Twin-Boot's run and state, with the run and state of a single field.
-PAPER = ("sample", "last")
-OURS = ("centered", "clear")
+RUNS = ("standard", "hold-out", "sample", "mean", "centered")
+Result = tuple[str, str]  # a run, and one of its states
+PAPER, OURS = ("sample", "last"), ("centered", "clear")
 END, STOPPED = ("standard", "last"), ("hold-out", "clear")
+RESULTS: dict[str, Result] = {
+    "single, end": END,
+    "single, hold-out": STOPPED,
+    "sample, end": PAPER,
+    "mean, end": ("mean", "last"),
+    "centered, end": ("centered", "last"),
+    "mean, unseen": ("mean", "clear"),
+    "centered, unseen": OURS,
+    "sample, unseen": ("sample", "clear"),
+}
 COMPARISONS = {
     "the paper's protocol (sampling reset, to the end)\nagainst a single field to the end": (PAPER, END),
     "stopped by unseen, centered reset\nagainst a single field to the end": (OURS, END),
@@ -50,7 +52,7 @@ COMPARISONS = {
 }
 SHADES = ["#7fb2e0", "#dbe9f6", "#fbe6d3", "#eeb27c"]  # from clearly lower to clearly higher
 AXES = ("rows", "noise", "beta", "width", "spread")
-TAIL = 0.025  # of the tasks in which nothing differs, whose 95 % interval lies below 0 by chance; as many above
+TAIL = 0.025  # where nothing differs, this share of the 95 % intervals lies below 0 by chance, and as many above
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +71,10 @@ class Config:
     """Part of the sides in which centres lie: with 0.7 a rim of the field is hardly measured. Not stated."""
     steps: int = 2000
     """In each run. Not stated."""
-    rate: float = 0.002
-    """Of Adam. Appendix A.6 has 0.001; twice as fast for half as many steps, which gives nearly the same runs."""
+    lr: float = 0.002
+    """Learning rate of Adam. Appendix A.6 has 0.001; twice that for half as many steps gives nearly the same runs."""
     decay: float = 0.9996
-    """Factor on the rate in each step."""
+    """Factor on the learning rate in each step."""
     seeds: int = 4
     """Problems of each task."""
     seed: int = 0
@@ -87,11 +89,10 @@ class Config:
             raise ValueError(f"width must be at least {MIN_WIDTH} cells, not {self.width}.")
         if min(self.rows) < 50 or max(self.spread) > 1:
             raise ValueError(f"rows must be at least 50 and spread at most 1, not {self.rows} and {self.spread}.")
-        if not (self.rate > 0 and 0 < self.decay <= 1 and self.steps >= 1 and self.seeds >= 2):
-            raise ValueError("rate and decay must be above 0, decay at most 1, steps at least 1 and seeds at least 2.")
+        require_training(self)
 
 
-QUICK = Config(rows=(300, 1000), noise=(0.3,), beta=(1.0,), seeds=2, steps=600, rate=0.006, decay=0.9987)
+QUICK = Config(rows=(300, 1000), noise=(0.3,), beta=(1.0,), seeds=2, steps=600, lr=0.006, decay=0.9987)
 
 
 def parts(config: Config) -> list[Part]:
@@ -100,35 +101,26 @@ def parts(config: Config) -> list[Part]:
     ]
 
 
-def _problems(config: Config, rows: int) -> list[Problem]:
-    tasks = [Task(rows, *rest) for rest in product(config.noise, config.beta, config.width, config.spread)]
-    return [problem(task, config.seed * 1_000_000 + k) for task in tasks for k in range(config.seeds)]
-
-
 def _run(config: Config, run: str, rows: int, tick: Tick) -> dict[str, pd.DataFrame]:
-    problems = _problems(config, rows)
+    tasks = [Task(rows, *rest) for rest in product(config.noise, config.beta, config.width, config.spread)]
+    given, method = [p for task in tasks for p in problems(task, config.seed, config.seeds)], METHODS[run]
     with one_thread():
-        trained = train(problems, RUNS[run], Schedule(config.steps, config.rate, config.decay), config.seed, tick)
-    frames = []
-    for which in ("last", "clear"):
-        state: State = getattr(trained, which)
-        frame = scores(problems, state, RUNS[run])
-        labels = {name: [getattr(p.task, name) for p in problems] for name in AXES}
-        seeds = [k % config.seeds for k in range(len(problems))]
-        frames.append(pd.DataFrame(labels | {"run": run, "state": which, "seed": seeds}).join(frame))
-    return {"runs": pd.concat(frames, ignore_index=True)}
+        states = train(given, method, Schedule(config.steps, config.lr, config.decay), config.seed, tick)
+    labels = {name: [getattr(p.task, name) for p in given] for name in AXES}
+    labels["seed"] = list(range(config.seeds)) * len(tasks)
+    frames = [scores(given, states[state], method).assign(**labels, state=state) for state in ("last", "clear")]
+    return {"runs": pd.concat(frames, ignore_index=True).assign(run=run)}
 
 
-def compare(runs: pd.DataFrame, ours: tuple[str, str], theirs: tuple[str, str]) -> pd.DataFrame:
-    """For each task the change of the error from theirs to ours: mean over the seeds as a share of theirs, and whether
-    its 95 % interval leaves 0 out: -1 a win, 1 a loss, else 0."""
-    rows = []
+def compare(runs: pd.DataFrame, ours: Result, theirs: Result) -> pd.DataFrame:
+    """For each task the relative change of the mean error from theirs to ours, and whether the 95 % interval of that
+    change excludes 0: -1 is a win, 1 a loss, 0 neither."""
+    found = []
     for task, own in runs.groupby(list(AXES)):
-        errors = own.pivot(index="seed", columns=["run", "state"], values="error")
-        mean, half = change(errors, ours, theirs)
-        clear = 0 if math.isnan(half) or abs(mean) <= half else int(math.copysign(1, mean))
-        rows.append({**dict(zip(AXES, task, strict=True)), "change": mean, "clear": clear})
-    return pd.DataFrame(rows)
+        mean, half = change(own.pivot(index="seed", columns=["run", "state"], values="error"), ours, theirs)
+        clear = int(np.sign(mean)) if abs(mean) > half else 0
+        found.append({**dict(zip(AXES, task, strict=True)), "change": mean, "clear": clear})
+    return pd.DataFrame(found)
 
 
 def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
@@ -145,41 +137,32 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
                 "median change": f"{found['change'].median():+.0%}",
             }
         )
-    chosen = [END, STOPPED, PAPER, *((mode, which) for which in ("last", "clear") for mode in ("mean", "centered"))]
     errors = runs.pivot_table(index=list(AXES), columns=["run", "state"], values="error")
-    shown = errors.reset_index()[list(AXES)].droplevel(1, axis=1) if errors.columns.nlevels > 1 else errors
-    for pair in (*chosen, ("sample", "clear")):
-        shown[_name(pair)] = errors[pair].map("{:.4f}".format).to_list()
+    shown = {title: errors[result].map("{:.4f}".format).to_list() for title, result in RESULTS.items()}
     return {
         f"How many tasks, by {config.seeds} seeds each (95 %)": pd.DataFrame(counts),
-        "Error of the field (MSE), mean over the seeds": shown,
+        "Error of the field (MSE), mean over the seeds": errors.index.to_frame(index=False).assign(**shown),
     }
-
-
-def _name(pair: tuple[str, str]) -> str:
-    run, state = pair
-    if run in ("standard", "hold-out"):
-        return {"standard": "single, end", "hold-out": "single, hold-out"}[run]
-    return f"{run}, {'end' if state == 'last' else 'unseen'}"
 
 
 def verdicts(config: Config, tables: Tables) -> list[Verdict]:
     paper, end, stopped = (compare(tables["runs"], *pair) for pair in COMPARISONS.values())
     few = config.seeds < 3
     chance = f"By chance {TAIL * len(paper):.1f} are expected in each direction"
+    of_end, of_stopped = _status(end), _status(stopped)
     return [
         Verdict(
             "Twin-Boot lowers the reconstruction error, by the paper's protocol.",
             "Section 4.3, Table 1",
             "undecided" if few else _status(paper),
-            f"Clearly in {_told(paper)}; Table 1 has -71 %. {chance}.{_common(paper, 'won')}",
+            f"Clearly in {_summary(paper)}; Table 1 has -71 %. {chance}.{_common(paper, 'won')}",
         ),
         Verdict(
-            "Twin-Boot that stops by what no twin saw lowers the reconstruction error.",
+            "Twin-Boot with out-of-bag stopping lowers the reconstruction error.",
             "after Section 4.3, with that stop and the centered reset",
-            "undecided" if few else _both(_status(end), _status(stopped)),
-            f"Against a single field to the end, clearly in {_told(end)}. Against a single field that stops by a "
-            f"hold-out, clearly in {_told(stopped)}. {chance}, more than {by_chance(len(end))} in under 5 % of maps."
+            "undecided" if few else of_end if of_end == of_stopped else "partly",
+            f"Against a single field to the end, clearly in {_summary(end)}. Against a single field that stops by a "
+            f"hold-out, clearly in {_summary(stopped)}. {chance}, more than {by_chance(len(end))} in under 5 % of maps."
             f"{_common(end, 'won against a single field to the end')}"
             f"{_common(stopped, 'won against one that stops by a hold-out')}",
             ours=True,
@@ -188,33 +171,25 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
 
 
 def by_chance(tasks: int) -> int:
-    """The most wins that chance alone gives in 95 of 100 maps, as if tasks were independent.
+    """The most wins that chance alone gives in 95 of 100 maps, if the tasks are independent.
 
     >>> by_chance(48), by_chance(8)
     (3, 1)
     """
-    most, left = 0, 1 - (1 - TAIL) ** tasks
-    while left > 0.05:
-        most += 1
-        left -= math.comb(tasks, most) * TAIL**most * (1 - TAIL) ** (tasks - most)
-    return most
+    wins = torch.distributions.Binomial(tasks, torch.tensor(TAIL)).log_prob(torch.arange(tasks + 1.0)).exp()
+    return int((wins.cumsum(0) < 0.95).sum())
 
 
 def _status(found: pd.DataFrame) -> Status:
-    """Of one map. Not held: no more clear wins than chance gives, or than clear losses. Else held if
-    the losses are no more than chance gives, and partly if they are."""
+    """Not held: no more clear wins than chance gives, or than clear losses. Otherwise held if the losses are no more
+    than chance gives, and partly if they are."""
     wins, losses, chance = _count(found, -1), _count(found, 1), by_chance(len(found))
-    if wins <= max(chance, losses):
-        return "not held"
-    return "held" if losses <= chance else "partly"
+    won = wins > max(chance, losses)
+    return status(won and losses <= chance, won)
 
 
-def _both(first: Status, second: Status) -> Status:
-    return first if first == second else "partly"
-
-
-def _told(found: pd.DataFrame) -> str:
-    """How many tasks were clearly won and lost, and the best of those that were won."""
+def _summary(found: pd.DataFrame) -> str:
+    """How many tasks were clearly won and lost, and the best of the wins."""
     counts = f"{_count(found, -1)} of {len(found)} tasks, the other way in {_count(found, 1)}"
     won = found[found["clear"] < 0]
     if won.empty:
@@ -228,7 +203,7 @@ def _count(found: pd.DataFrame, sign: int) -> int:
 
 
 def _common(found: pd.DataFrame, what: str) -> str:
-    """What all tasks that were clearly won have in common, if there are at least two of them."""
+    """What all clear wins have in common, if there are at least two."""
     won = found[found["clear"] < 0]
     shared = [f"{name} {won[name].iloc[0]:g}" for name in AXES if len(won) > 1 and won[name].nunique() == 1]
     return f" All {len(won)} that are clearly {what} have {' and '.join(shared)}." if shared else ""
@@ -238,9 +213,8 @@ def figure(config: Config, tables: Tables) -> Figure:
     drawn = Figure(figsize=(15.5, 1.6 + 0.62 * 3 * len(config.noise) * len(config.beta) + 1.9), layout="constrained")
     panels = np.ravel(drawn.subplots(1, len(COMPARISONS), sharey=True))
     for axes, (name, pair) in zip(panels, COMPARISONS.items(), strict=True):
-        _panel(axes, config, compare(tables["runs"], *pair))
-        axes.set_title(name)
-        axes.set_xlabel("kernels: width in cells, spread of their centres")
+        _draw_map(axes, config, compare(tables["runs"], *pair).set_index(list(AXES)))
+        axes.set(title=name, xlabel="kernels: width in cells, spread of their centres")
     panels[0].set_ylabel("noise of the data; response tanh(beta v); M measurements")
     names = ("clearly lower error", "lower, not clearly", "higher, not clearly", "clearly higher error")
     patches = [Patch(color=colour, label=name) for colour, name in zip(SHADES, names, strict=True)]
@@ -249,10 +223,9 @@ def figure(config: Config, tables: Tables) -> Figure:
     return drawn
 
 
-def _panel(axes: Axes, config: Config, found: pd.DataFrame) -> None:
+def _draw_map(axes: Axes, config: Config, found: pd.DataFrame) -> None:
     down = list(product(config.noise, config.beta, config.rows))
     across = list(product(config.width, config.spread))
-    found = found.set_index(list(AXES))
     shade = np.zeros((len(down), len(across)))
     for (i, (noise, beta, rows)), (j, (width, spread)) in product(enumerate(down), enumerate(across)):
         task = found.loc[(rows, noise, beta, width, spread)]

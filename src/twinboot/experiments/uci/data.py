@@ -1,7 +1,7 @@
-"""Tables of numbers with the parts of them that test: read from a file, and standardised by what is left to train on.
+"""Data sets with their test rows: read from a file, and standardised by the training rows.
 
 The file is an .npz with two arrays for each set: NAME, [rows, inputs + 1], the target in the last column, and
-NAME__test_idx, [splits, test size], the rows that are the test part of each split.
+NAME__test_idx, [splits, test rows], the test rows of each split.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..datasets.array_files import arrays
 
 TEST = "__test_idx"
 LAYOUT = f"an .npz file with [rows, inputs + target] as NAME and [splits, test rows] as NAME{TEST} for each set"
-LEAST = 50  # rows to train on: with fewer, two bootstrap samples may leave none that no twin sees
+LEAST = 50  # training rows: with fewer, two bootstrap samples may leave none out-of-bag
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,11 +38,11 @@ class Split:
     train_y: Tensor
     test_x: Tensor
     test_y: Tensor
-    scale: float  # what 1 of the standardised target is in its own units
+    scale: float  # standard deviation of the target
 
 
 def read(path: str) -> dict[str, Table]:
-    """Every set of a file by its name, in the order of the file."""
+    """All sets of a file by name, in its order."""
     found = arrays(path)
     names = [name for name in found if not name.endswith(TEST)]
     if not names:
@@ -52,10 +52,10 @@ def read(path: str) -> dict[str, Table]:
             raise ValueError(f"{path} names a set {name!r}: use letters, digits, spaces, dots, dashes, underscores.")
         if name + TEST not in found:
             raise ValueError(f"{path} has {name} but not {name}{TEST}, the test rows of each split.")
-    return {name: _checked(f"{name} in {path}", found[name], found[name + TEST]) for name in names}
+    return {name: _table(f"{name} in {path}", found[name], found[name + TEST]) for name in names}
 
 
-def _checked(where: str, values: NDArray[Any], test: NDArray[Any]) -> Table:
+def _table(where: str, values: NDArray[Any], test: NDArray[Any]) -> Table:
     if values.ndim != 2 or values.shape[1] < 2 or values.dtype.kind not in "fiu":
         raise ValueError(f"{where} must be numbers [rows, inputs + target], not {values.dtype} of {values.shape}.")
     if not np.isfinite(values).all():
@@ -78,18 +78,18 @@ def _checked(where: str, values: NDArray[Any], test: NDArray[Any]) -> Table:
 
 
 def split(table: Table, which: int) -> Split:
-    """One split of a table, standardised by all of its training rows: those that stop a method, held out or unseen, are
-    among them, for all methods alike. A column that is constant in the training rows becomes 0 there.
+    """One split of a table, standardised by all of its training rows, whatever a method holds out of them. A constant
+    column becomes 0.
 
-    >>> made = split(Table(np.random.default_rng(0).normal(5, 3, (100, 3)), np.arange(10)[None]), 0)
-    >>> made.train_x.shape, made.test_y.shape, made.train_x.mean().abs().item() < 1e-6
+    >>> data = split(Table(np.random.default_rng(0).normal(5, 3, (100, 3)), np.arange(10)[None]), 0)
+    >>> data.train_x.shape, data.test_y.shape, data.train_x.mean().abs().item() < 1e-6
     (torch.Size([90, 2]), torch.Size([10, 1]), True)
     """
     tests = np.zeros(len(table.values), bool)
     tests[table.test[which]] = True
     train = table.values[~tests]
     center, spread = train.mean(0), train.std(0)
-    spread[np.ptp(train, axis=0) == 0] = 1.0  # where rounding may leave a spread that is tiny but not 0
+    spread[np.ptp(train, axis=0) == 0] = 1.0  # rounding may leave a tiny spread
     rows = torch.from_numpy((table.values - center) / spread).float()
     x, y = rows[:, :-1], rows[:, -1:]
     return Split(x[~tests], y[~tests], x[tests], y[tests], float(spread[-1]))

@@ -1,7 +1,6 @@
 """Figure 2: on a landscape with two wells, which reset keeps the twins in one, and is sigma then the local uncertainty?
 
-The twins start on the ridge between the wells, where each bootstrap sample pulls its twin to one side. See
-`landscape.py` for the loss, how a datum enters it, and the exact sigma of one well.
+The twins start on the ridge between the wells, where each bootstrap sample pulls its twin to one side.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from torch import Tensor
 from torch.func import vmap
 
 from .. import plots
-from ..intervals import plus_minus
-from ..runner.experiment import Part, Tables, Tick, Verdict, agrees, overall
-from .landscape import WELLS, Mode, Setting, Trained, checked_start, exact_line, mean_landscape, rms, steps, train
+from ..intervals import formatted
+from ..runner.experiment import Part, Tables, Tick, Verdict, agrees, overall, status
+from .landscape import WELLS, Mode, Setting, Trained, exact_line, mean_landscape, require_start, rms, steps, train
 
 TITLE = "Two wells: one basin kept or lost"
 QUESTION = "Do resets keep the twins in one well, so that their distance is the uncertainty there and no more?"
@@ -38,7 +37,7 @@ MODES: dict[Mode, str] = {
     "centered": "centered reset",
 }
 STRIDE = 40  # steps between two circles
-STRAY = 5  # times the exact sigma: of twins at the bottom of a well one in e^25 stands as far apart
+STRAY = 5  # times the exact sigma: of the twins at the bottom of a well, a share of e^-25 is that far apart
 MEDIAN = math.sqrt(math.log(2))  # of sigma / rms: sigma^2 of two twins with two equal weights is exponential
 
 
@@ -55,20 +54,21 @@ class Config(Setting):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checked_start(self.start, self.seeds)
+        require_start(self)
 
 
 QUICK = Config(seeds=200)
 
 
 def parts(config: Config) -> list[Part]:
-    exact_line(config)  # now rather than after the work: it may find that there are no two wells
+    exact_line(config)  # fails now, rather than after the work, if the noise leaves no two wells
     return [Part("runs", len(MODES) * steps(config), partial(_runs, config))]
 
 
 def _runs(config: Config, tick: Tick) -> dict[str, pd.DataFrame]:
     trained = {mode: train(config, config.start, config.seeds, mode, tick, keep_path=True) for mode in MODES}
-    apart = _apart(trained["none"].wells(config.width))
+    first, second = trained["none"].wells(config.width)
+    apart = (first != second) & (first >= 0) & (second >= 0)
     shown = int(apart.float().argmax())  # the first run that splits; run 0 if none does
     return {
         "runs": pd.concat([_outcomes(config, mode, run) for mode, run in trained.items()], ignore_index=True),
@@ -76,40 +76,23 @@ def _runs(config: Config, tick: Tick) -> dict[str, pd.DataFrame]:
     }
 
 
-def _apart(wells: Tensor) -> Tensor:
-    return (wells[0] != wells[1]) & (wells >= 0).all(0)
-
-
 def _outcomes(config: Config, mode: str, run: Trained) -> pd.DataFrame:
     names = {-1: "neither", 0: "left", 1: "right"}
     well_1, well_2 = ([names[w] for w in twin.tolist()] for twin in run.wells(config.width))
-    sigma = run.sigma.tolist()
-    return pd.DataFrame({"reset": mode, "seed": range(len(sigma)), "well_1": well_1, "well_2": well_2, "sigma": sigma})
+    columns = {"seed": range(config.seeds), "well_1": well_1, "well_2": well_2, "sigma": run.sigma.tolist()}
+    return pd.DataFrame({"reset": mode, **columns})
 
 
 def _path(mode: str, run: Trained, shown: int) -> pd.DataFrame:
-    assert run.path is not None
-    assert run.path_sigma is not None
-    path, sigma = run.path[:, :, shown], run.path_sigma[:, shown]
-    frames = [
-        pd.DataFrame(
-            {
-                "reset": mode,
-                "run": shown,
-                "step": range(len(path)),
-                "twin": twin + 1,
-                "w1": w[:, 0],
-                "w2": w[:, 1],
-                "sigma": sigma,
-            }
-        )
-        for twin, w in enumerate(path.unbind(1))
-    ]
-    return pd.concat(frames, ignore_index=True)
+    columns = {"reset": mode, "run": shown, "step": range(len(run.path)), "sigma": run.path_sigma[:, shown]}
+    paths = run.path[:, :, shown].unbind(1)
+    return pd.concat(
+        pd.DataFrame({**columns, "twin": twin, "w1": w[:, 0], "w2": w[:, 1]}) for twin, w in enumerate(paths, start=1)
+    )
 
 
 def summary(runs: pd.DataFrame) -> pd.DataFrame:
-    """For each reset: the share of runs whose twins end in different wells, or one of them in neither, and sigma."""
+    """For each reset: the share of runs whose twins end in different wells, or with a twin in neither, and sigma."""
     rows = []
     for reset, group in runs.groupby("reset", sort=False):
         lost = (group["well_1"] == "neither") | (group["well_2"] == "neither")
@@ -120,7 +103,7 @@ def summary(runs: pd.DataFrame) -> pd.DataFrame:
             {
                 "reset": reset,
                 "apart": share,
-                # At the rim, where no or every run is apart, three in so many could still be by chance.
+                # Where no or every run is apart, chance could still have hidden three.
                 "apart_error": max(math.sqrt(share * (1 - share)), 1.5 / math.sqrt(len(group))) / math.sqrt(len(group)),
                 "lost": lost.mean(),
                 "sigma_apart": rms(group[apart]["sigma"])[0],
@@ -135,17 +118,16 @@ def summary(runs: pd.DataFrame) -> pd.DataFrame:
 def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
     found = summary(tables["runs"])
     exact = exact_line(config)
-    shown = pd.DataFrame(
+    shown = formatted(
+        found.assign(title=[MODES[reset] for reset in found.index], share=[_share(row) for _, row in found.iterrows()]),
         {
-            "reset": [MODES[reset] for reset in found.index],
-            "twins in different wells": [_share(*row) for row in found[["apart", "apart_error"]].to_numpy()],
-            "a twin in neither": found["lost"].map("{:.1%}".format).to_list(),
-            "rms sigma, same well": plus_minus(found["sigma"], found["sigma_error"], 4),
-            "median sigma, same well": found["sigma_median"].map("{:.4f}".format).to_list(),
-            "rms sigma, different wells": found["sigma_apart"]
-            .map(lambda s: "" if math.isnan(s) else f"{s:.3f}")
-            .to_list(),
-        }
+            "reset": ("title",),
+            "twins in different wells": ("share",),
+            "a twin in neither": ("lost", "{:.1%}"),
+            "rms sigma, same well": ("sigma", "{:.4f}", "sigma_error"),
+            "median sigma, same well": ("sigma_median", "{:.4f}"),
+            "rms sigma, different wells": ("sigma_apart", "{:.3f}"),
+        },
     )
     title = f"{config.seeds} runs for each reset, ± standard error; exact sigma of one well: rms {exact:.4f}, "
     title += f"median {MEDIAN * exact:.4f}{_strays(tables['runs'], STRAY * exact)}"
@@ -153,22 +135,19 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
 
 
 def _strays(runs: pd.DataFrame, limit: float) -> str:
-    """What is to be said of runs whose twins are nearest to one well and still too far apart to be down in it."""
+    """A note on runs whose twins are nearest to one well but still too far apart to be down in it."""
     strays = runs[(runs["well_1"] == runs["well_2"]) & (runs["well_1"] != "neither") & (runs["sigma"] > limit)]
-    said = [
+    told = "; ".join(
         f"{MODES[mode]}: sigma {', '.join(own.sort_values().map('{:.2f}'.format))}"
         for mode in MODES
         if len(own := strays[strays["reset"] == mode]["sigma"])
-    ]
-    if not said:
-        return ""
-    return (
-        f"; with runs whose twins are nearest to one well but not down in it, which raise the rms ({'; '.join(said)})"
     )
+    note = "; with runs whose twins are nearest to one well but not down in it, which raise the rms"
+    return f"{note} ({told})" if told else ""
 
 
-def _share(value: float, error: float) -> str:
-    return f"{value:.1%} ± {error:.1%}" if value > 0 else "none"
+def _share(row: pd.Series) -> str:
+    return f"{row['apart']:.1%} ± {row['apart_error']:.1%}" if row["apart"] > 0 else "none"
 
 
 def verdicts(config: Config, tables: Tables) -> list[Verdict]:
@@ -182,20 +161,19 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
     split += "each direction, because noise of that size pulls the twins inward."
     return [
         Verdict(
-            "Without a reset the twins end in different wells, and sigma is the way between them.",
+            "Without a reset the twins end in different wells, and sigma is the distance between them.",
             "Section 4.1, Figure 2 left",
-            "undecided" if few else "held" if none["apart"] > 0.9 else "partly" if none["apart"] > 0 else "not held",
-            f"In {_share(none['apart'], none['apart_error'])} of the runs. Both samples come from the same data, so "
+            status(none["apart"] > 0.9, none["apart"] > 0, few),
+            f"In {_share(none)} of the runs. Both samples come from the same data, so "
             "they mostly pull to the same side: a third would split if the first pull alone decided."
             + (split if none["apart"] > 0 else ""),
         ),
         Verdict(
             "Periodic resets keep the twins in one well.",
             "Section 4.1, Figure 2 middle and right",
-            "undecided" if few else "held" if most < 0.01 else "partly" if most < none["apart"] else "not held",
-            f"In different wells end: {_share(mean['apart'], mean['apart_error'])} with the mean reset, "
-            f"{_share(sample['apart'], sample['apart_error'])} with the sampling reset, "
-            f"{_share(centered['apart'], centered['apart_error'])} with the centered one, of {config.seeds} each. A "
+            status(most < 0.01, most < none["apart"], few),
+            f"In different wells end: {_share(mean)} with the mean reset, {_share(sample)} with the sampling reset, "
+            f"{_share(centered)} with the centered one, of {config.seeds} each. A "
             "pair that has split has its mean near the ridge: the mean reset puts both twins there, the sampling reset "
             "draws both from a distribution as wide as the split, the centered one puts them on opposite sides again.",
         ),
@@ -225,12 +203,10 @@ def figure(config: Config, tables: Tables) -> Figure:
     for axes in grid[:, 0]:
         axes.set_ylabel("$w_2$")
     handles, labels = grid[0, 1].get_legend_handles_labels()
-    for alpha, width, text in ((0.35, 0.9, f"$\\sigma$, every {STRIDE} steps"), (1.0, 1.8, "$\\sigma$ at the end")):
-        ring = Line2D([], [], marker="o", mfc="none", ls="none", ms=12, color=plots.ink(), alpha=alpha, mew=width)
-        handles.append(ring)
-        labels.append(text)
-    handles += [Line2D([], [], color=plots.ink(), lw=0.6, alpha=0.35)]
-    drawn.legend(handles, [*labels, "mean loss for endless data"], loc="outside lower center", ncols=5)
+    ring = partial(Line2D, [], [], marker="o", mfc="none", ls="none", ms=12, color=plots.ink())
+    handles += [ring(alpha=0.35, mew=0.9), ring(mew=1.8), Line2D([], [], color=plots.ink(), lw=0.6, alpha=0.35)]
+    labels += [f"$\\sigma$, every {STRIDE} steps", "$\\sigma$ at the end", "mean loss for endless data"]
+    drawn.legend(handles, labels, loc="outside lower center", ncols=5)
     return drawn
 
 
@@ -262,13 +238,6 @@ def _draw(axes: Axes, config: Config, paths: pd.DataFrame, mode: Mode, height: t
     plots.circle(axes, (last["w1"], last["w2"]), last["sigma"], color=plots.ink(), lw=1.8, zorder=6)
     axes.plot(*config.start, "o", color=plots.ink(), ms=6, ls="none", label="start")
     text = f"final $\\sigma$ {last['sigma']:.3f}, exact in one well {exact_line(config):.3f}"
-    axes.text(
-        0.98,
-        0.03,
-        text,
-        transform=axes.transAxes,
-        ha="right",
-        fontsize=9,
-        bbox={"fc": axes.get_facecolor(), "ec": "none", "pad": 2},
-    )
+    box = {"fc": axes.get_facecolor(), "ec": "none", "pad": 2}
+    axes.text(0.98, 0.03, text, transform=axes.transAxes, ha="right", fontsize=9, bbox=box)
     axes.set(xlim=(-2, 2), ylim=(-1.2, 1.2), aspect="equal")

@@ -1,10 +1,10 @@
-"""The two-well landscape of the paper (Appendix A.3), how data enter it, and how uncertain its minimum really is.
+"""The two-well landscape of the paper (Appendix A.3), how data enter it, and the exact uncertainty of its minimum.
 
     L(w) = -exp(-||w - mu_1||^2 / (2 width^2)) - exp(-||w - mu_2||^2 / (2 width^2)),   mu = (-1, 0) and (1, 0)
 
-The paper does not say how a datum enters this loss. Three ways are implemented; x ~ N(0, noise^2 I) is a datum:
+The paper does not say how data enter this loss. Three ways are implemented, for a datum x ~ N(0, noise^2 I):
 
-    "shift"     l(w; x) = L(w - x)            it moves the landscape, as a point of a cloud does for the cloud's mean
+    "shift"     l(w; x) = L(w - x)            the datum moves the landscape, as in Figure 1
     "tilt"      l(w; x) = L(w) - x . w        it pulls with the same force everywhere
     "matched"   l(w; x) = L(w) - x . A w      as "tilt", where A A is the curvature of a well
 
@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 import torch
@@ -29,7 +29,7 @@ from torch.func import grad, hessian, vmap
 
 from ... import Blocks, Bootstrap, Twins, resets
 from ..._core.seeds import derive
-from ..runner.experiment import Tick, one_thread
+from ..runner.experiment import Tick, one_thread, require_at_least, require_positive
 
 Datum = Literal["shift", "tilt", "matched"]
 Mode = Literal["none", "mean", "sample", "centered"]
@@ -39,7 +39,7 @@ WELLS = torch.tensor([[-SEPARATION / 2, 0.0], [SEPARATION / 2, 0.0]])
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One training on the landscape. Where the paper states no number, the reason for ours is given."""
+    """One training on the landscape."""
 
     width: float = 0.5
     """Standard deviation of a well. Not stated; at 1.0 the two wells would be one."""
@@ -50,8 +50,8 @@ class Setting:
     size: int = 400
     """How many data, M. Not stated; as many as in Figure 1."""
     batch: int = 10
-    """Data in a mini-batch. Not stated; small enough for several steps an epoch with 50 data."""
-    rate: float = 0.1
+    """Batch size. Not stated; small enough for several steps an epoch with 50 data."""
+    lr: float = 0.1
     """Learning rate of SGD. Not stated; a fifth of the way to the minimum of a well each step."""
     epochs: int = 40
     """Passes over the data (Appendix A.3)."""
@@ -63,32 +63,26 @@ class Setting:
     """Of the data, their resampling and the noise on the weights."""
 
     def __post_init__(self) -> None:
-        for name in ("width", "noise", "size", "batch", "rate", "epochs"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}.")
-        if self.size < 2:
-            raise ValueError("size must be at least 2: one datum can't be resampled.")
+        require_positive(self, "width", "noise", "size", "batch", "lr", "epochs")
+        require_at_least(self, 2, "size")  # one datum can't be resampled
         if any(epoch < 1 for epoch in (*self.resets, *self.rate_steps)):
             raise ValueError("resets and rate_steps are epochs, counted from 1.")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be a whole number from 0 to 2^63 - 1, not {self.seed}.")
 
 
-def checked_start(start: tuple[float, float], seeds: int) -> None:
-    """What the experiments on this landscape ask of their own settings."""
-    if math.hypot(*start) > 3:
-        raise ValueError(
-            f"start {start} is too far from the wells, which lie at (-1, 0) and (1, 0): no slope is felt there."
-        )
-    if seeds < 2:
-        raise ValueError(f"seeds must be at least 2, not {seeds}.")
+def require_start(config: Any) -> None:
+    """Check the settings `start` and `seeds` of both experiments on this landscape."""
+    require_at_least(config, 2, "seeds")
+    if math.hypot(*config.start) > 3:
+        raise ValueError(f"start {config.start} is too far from the wells at (-1, 0) and (1, 0): there is no slope.")
 
 
 def rms(sigma: pd.Series) -> tuple[float, float]:
     """Root mean square of sigma over runs, and its standard error."""
     squared = sigma.pow(2)
     root = math.sqrt(squared.mean())  # NaN for no runs
-    return root, squared.std() / math.sqrt(max(len(squared), 1)) / 2 / root if root else math.nan
+    return root, squared.sem() / 2 / root if root else math.nan
 
 
 def potential(w: Tensor, width: float) -> Tensor:
@@ -118,21 +112,21 @@ def paper_line(setting: Setting) -> float:
 
 
 def exact_line(setting: Setting) -> float:
-    """Root mean square of sigma for twins that reached their minima: the sandwich, and what a bootstrap of M data sees
-    of it, (M - 1) / M."""
+    """Root mean square of sigma for twins that reached their minima: the sandwich, times the share (M - 1) / M that a
+    bootstrap of M data sees of it."""
     size = setting.size
     return math.sqrt(_sandwich(setting.width, setting.noise, setting.datum) * (size - 1)) / size
 
 
 def mean_landscape(width: float, noise: float, datum: Datum) -> Callable[[Tensor], Tensor]:
-    """The loss at a point [2] for endless data."""
+    """The expected loss at a point [2], as for infinitely many data."""
     x, probability = _quadrature(noise, width)
     return lambda w: (probability * loss(w, x, width, datum)).sum()
 
 
 def _quadrature(noise: float, width: float) -> tuple[Tensor, Tensor]:
-    """Data and their probabilities that stand for N(0, noise^2 I): an even grid, fine enough for data and wells. For
-    functions that are smooth and fade out on both sides such a grid is exact to many digits."""
+    """Points and weights for means over N(0, noise^2 I): an even grid, fine enough for data and wells. For smooth
+    functions that fade out on both sides such a grid is exact to many digits."""
     nodes = torch.arange(-7 * noise, 7 * noise, min(noise, width) / 2, dtype=torch.float64)
     weights = torch.softmax(-0.5 * (nodes / noise) ** 2, 0)
     return torch.cartesian_prod(nodes, nodes), torch.outer(weights, weights).flatten()
@@ -159,7 +153,7 @@ def _sandwich(width: float, noise: float, datum: Datum) -> float:
 
 
 class Points(nn.Module):
-    """As many independent runs as there are rows: each row of the one parameter is the weights of a run."""
+    """Many independent runs in one parameter: each of its rows is the weights of a run."""
 
     def __init__(self, start: tuple[float, float], runs: int, width: float, datum: Datum) -> None:
         super().__init__()
@@ -173,12 +167,12 @@ class Points(nn.Module):
 
 @dataclass(frozen=True)
 class Trained:
-    """What is left of a training: weights [twins, runs, 2], sigma [runs], and both after each step if asked for."""
+    """The final weights [twins, runs, 2] and sigma [runs]; and both at the start and, if asked for, after each step."""
 
     weights: Tensor
     sigma: Tensor
-    path: Tensor | None = None  # [steps + 1, twins, runs, 2]
-    path_sigma: Tensor | None = None  # [steps + 1, runs]
+    path: Tensor  # [1 or steps + 1, twins, runs, 2]
+    path_sigma: Tensor  # [1 or steps + 1, runs]
 
     def wells(self, width: float) -> Tensor:
         """The well [twins, runs] nearest to each twin, 0 or 1; -1 if it is over three widths away."""
@@ -199,14 +193,14 @@ def train(
     generator = torch.Generator().manual_seed(setting.seed)
     data = torch.randn(setting.size, runs, 2, generator=generator) * setting.noise
     twins = Twins(Points(start, runs, setting.width, setting.datum), groups=Blocks((1, 2)), seed=setting.seed)
-    optimizer = torch.optim.SGD(twins.parameters(), lr=setting.rate)
+    optimizer = torch.optim.SGD(twins.parameters(), lr=setting.lr)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, setting.rate_steps, gamma=0.1)
     due = resets.at(*setting.resets) if setting.resets else resets.never()
     path, path_sigma = [_weights(twins)], [twins.sigma["w"].flatten()]
     with one_thread():
         samples = list(resampled(data, setting.seed))
         for epoch in range(1, setting.epochs + 1):
-            # One order for all runs: their samples are independent, so a run can't tell it from an order of its own.
+            # One order for all runs: their samples are independent, so it is as good as an order for each.
             for chosen in torch.randperm(setting.size, generator=generator).split(setting.batch):
                 with twins.sampled(noise_scale):
                     for twin, sample in zip(twins, samples, strict=True):
@@ -221,14 +215,11 @@ def train(
             schedule.step()
             if mode != "none" and due(epoch):
                 twins.reset(mode)
-    trained = Trained(_weights(twins), twins.sigma["w"].flatten())
-    if not keep_path:
-        return trained
-    return Trained(trained.weights, trained.sigma, torch.stack(path), torch.stack(path_sigma))
+    return Trained(_weights(twins), twins.sigma["w"].flatten(), torch.stack(path), torch.stack(path_sigma))
 
 
 def steps(setting: Setting) -> int:
-    """How many steps, and so ticks, a training takes."""
+    """How many steps, and ticks, a training takes."""
     return setting.epochs * math.ceil(setting.size / setting.batch)
 
 
@@ -239,7 +230,7 @@ def resampled(data: Tensor, seed: int) -> Iterable[Tensor]:
     generator = torch.Generator().manual_seed(derive(seed, "order"))
     for twin in range(2):
         drawn = torch.stack([bootstrap.indices(twin) for bootstrap in bootstraps], dim=1)
-        # They come sorted. In random order a run's sample is a plain sequence of draws.
+        # The indices come sorted. In random order they are a plain sequence of draws.
         drawn = drawn.gather(0, torch.rand(size, runs, generator=generator).argsort(0))
         yield data.gather(0, drawn.unsqueeze(-1).expand_as(data))
 

@@ -1,8 +1,8 @@
 """Figure 3: does sigma follow the data (their number and noise), and not the optimizer (its rate and batches)?
 
-One setting is varied at a time, all others stay at the config's. See `landscape.py` for the loss, how a datum enters
-it, the exact sigma of a well and the paper's line. The root mean square of sigma over the seeds is what theory speaks
-of; the mean, which the paper draws, is lower: E[sigma] = 0.886 sqrt(E[sigma^2]) for two weights of equal variance.
+One setting varies at a time. See `landscape.py` for the loss, how a datum enters it, the exact sigma of a well and the
+paper's line. Theory is about the root mean square of sigma over the seeds. The mean, which the paper draws, is lower:
+E[sigma] = 0.886 sqrt(E[sigma^2]) for two weights of equal variance.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -19,9 +19,9 @@ from matplotlib.figure import Figure
 
 from ..._core.seeds import derive
 from .. import plots
-from ..intervals import plus_minus
+from ..intervals import formatted
 from ..runner.experiment import Part, Tables, Tick, Verdict, agrees, overall, refuse_repeated
-from .landscape import Datum, Mode, Setting, checked_start, exact_line, paper_line, rms, steps, train
+from .landscape import Datum, Mode, Setting, exact_line, paper_line, require_start, rms, steps, train
 
 TITLE = "Two wells: what sigma depends on"
 QUESTION = "Does sigma follow the number and the noise of the data as theory says, whatever the optimizer's settings?"
@@ -30,12 +30,11 @@ CAPTION = (
     "± standard deviation over the seeds, as in the paper. Line: exact for many data. Dashed: the paper's line. "
     "Dotted: the value that the setting has in the other panels."
 )
-DATA: tuple[Datum, ...] = ("shift", "tilt", "matched")
-# Each swept field of the config, what it is called in a figure, and which of the config's fields lists its values.
+# Each varied setting: its name in the figure, and the setting that lists its values.
 SWEEPS = {
     "size": ("number of data M", "sizes"),
     "noise": ("noise of the data $\\sigma_{data}$", "noises"),
-    "rate": ("learning rate", "rates"),
+    "lr": ("learning rate", "rates"),
     "batch": ("mini-batch size", "batches"),
 }
 
@@ -61,28 +60,27 @@ class Config(Setting):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        checked_start(self.start, self.seeds)
+        require_start(self)
         refuse_repeated(self, "sizes", "noises", "rates", "batches")
-        for _ in points(self):  # each checks itself
-            pass
+        list(points(self))  # each checks itself
 
     @property
     def base(self) -> Setting:
-        """What all points have in common, but for the one setting that varies."""
+        """The setting of all points, before one of its values is changed."""
         return Setting(**{name: getattr(self, name) for name in Setting.__dataclass_fields__})
 
 
 def points(config: Config) -> Iterator[tuple[str, Setting]]:
-    """The sweep's name and the setting of each point; at the end the three ways in which a datum may enter.
+    """For each point the name of what varies, and the setting; at the end the three ways in which a datum may enter.
 
-    Each size and noise has data of its own. All rates, batches and ways share the data of the base setting, and are
-    compared with it run by run.
+    Each size and noise has its own data. All rates, batches and ways share the data of the base setting, so that they
+    are compared with it run by run.
     """
     for name, (_, values) in SWEEPS.items():
         for value in getattr(config, values):
             seed = derive(config.seed, name, str(value)) if name in ("size", "noise") else config.seed
             yield name, replace(config.base, **{name: value, "seed": seed})
-    for datum in DATA:
+    for datum in get_args(Datum):
         yield "datum", replace(config.base, datum=datum)
 
 
@@ -93,32 +91,27 @@ QUICK = Config(
 
 def parts(config: Config) -> list[Part]:
     for _, setting in points(config):
-        exact_line(setting)  # now rather than after the work: it may find that there are no two wells
+        exact_line(setting)  # fails now, rather than after the work, if the noise leaves no two wells
     found = {_part_name(name, setting, config): setting for name, setting in points(config)}
     found["base"] = config.base
     return [Part(name, steps(setting), partial(_point, config, name, setting)) for name, setting in found.items()]
 
 
 def _part_name(name: str, setting: Setting, config: Config) -> str:
-    """Points that are the base setting are run once, under that name."""
+    """Points that equal the base setting are run once, under that name."""
     return "base" if setting == config.base else f"{name}-{getattr(setting, name)}"
 
 
 def _point(config: Config, name: str, setting: Setting, tick: Tick) -> dict[str, pd.DataFrame]:
     run = train(setting, config.start, config.seeds, config.reset, tick)
-    wells = run.wells(setting.width)
-    columns = {
-        "point": name,
-        "seed": range(config.seeds),
-        "sigma": run.sigma.tolist(),
-        "one_well": ((wells[0] == wells[1]) & (wells[0] >= 0)).tolist(),
-    }
-    return {"sigma": pd.DataFrame(columns)}
+    first, second = run.wells(setting.width)
+    columns = {"sigma": run.sigma.tolist(), "one_well": ((first == second) & (first >= 0)).tolist()}
+    return {"sigma": pd.DataFrame({"point": name, "seed": range(config.seeds), **columns})}
 
 
 def summary(config: Config, sigma: pd.DataFrame) -> pd.DataFrame:
-    """For each point: rms, mean and standard deviation of sigma, the exact and the paper's line, the line of a strict
-    proportion, and the ratio to the base setting run by run."""
+    """For each point: rms, mean and standard deviation of sigma; the exact line, the paper's, and that of a strict
+    proportion; and the ratio to the base setting, run by run."""
     found = dict(iter(sigma.groupby("point")))
     base = found["base"]["sigma"].pow(2).to_numpy()
     faint = replace(config.base, noise=config.base.noise / 100)
@@ -152,23 +145,26 @@ def summary(config: Config, sigma: pd.DataFrame) -> pd.DataFrame:
 
 def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
     found = summary(config, tables["sigma"])
-    shown = pd.DataFrame(
+    shown = formatted(
+        found.assign(
+            setting=found["sweep"] + " = " + found["value"].astype(str),
+            of_exact=found["rms"] / found["exact"],
+            of_paper=found["rms"] / found["paper"],
+            same_data=found["ratio"].where(found["sweep"].isin(["lr", "batch"])),
+        ),
         {
-            "setting": [f"{name} = {value}" for name, value in zip(found["sweep"], found["value"], strict=True)],
-            "rms sigma": plus_minus(found["rms"], found["error"], 5),
-            "exact": found["exact"].map("{:.5f}".format),
-            "rms / exact": (found["rms"] / found["exact"]).map("{:.3f}".format),
-            "in standard errors": found["z"].map("{:+.1f}".format),
-            "rms / paper's line": (found["rms"] / found["paper"]).map("{:.2f}".format),
-            "rms / base setting, same data": [
-                f"{row.ratio:.3f} ± {row.ratio_error:.3f}" if row.sweep in ("rate", "batch") else ""
-                for row in found.itertuples()
-            ],
-            "mean ± std over seeds": plus_minus(found["mean"], found["std"], 4),
-            "not in one well": found["apart"].map("{:.0%}".format),
-        }
+            "setting": ("setting",),
+            "rms sigma": ("rms", "{:.5f}", "error"),
+            "exact": ("exact", "{:.5f}"),
+            "rms / exact": ("of_exact", "{:.3f}"),
+            "in standard errors": ("z", "{:+.1f}"),
+            "rms / paper's line": ("of_paper", "{:.2f}"),
+            "rms / base setting, same data": ("same_data", "{:.3f}", "ratio_error"),
+            "mean ± std over seeds": ("mean", "{:.4f}", "std"),
+            "not in one well": ("apart", "{:.0%}"),
+        },
     )
-    return {f"{config.seeds} runs for each point, ± standard error but in the column of std": shown}
+    return {f"{config.seeds} runs for each point, ± standard error, except in the column of std": shown}
 
 
 def verdicts(config: Config, tables: Tables) -> list[Verdict]:
@@ -176,34 +172,27 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
     return [
         _scaling(found, "size", "Sigma scales with 1 / sqrt(M)."),
         _scaling(found, "noise", "Sigma scales with the noise of the data."),
-        _flat(found, "rate", "learning rate"),
+        _flat(found, "lr", "learning rate"),
         _flat(found, "batch", "mini-batch size"),
         _dashed(found),
     ]
 
 
 def _scaling(found: pd.DataFrame, name: str, claim: str) -> Verdict:
-    """Against a strict proportion, for the noise with the factor of little noise. The exact line is told beside it."""
+    """Against a strict proportion, for the noise with the factor of little noise; the exact line is only mentioned."""
     data = found[found["sweep"] == name]
     answers = [agrees(row.rms, row.error, row.proportional, margin=0.1) for row in data.itertuples()]
     off = data[[answer is False for answer in answers]]
     within = [(data["z"].abs() <= k).sum() for k in (1, 2)]
-    said = [f" At {name} = {row.value} it is {row.rms / row.proportional:.2f} of that." for row in off.itertuples()]
-    bend = (data["exact"] / data["proportional"]).max() > 1.1
-    return Verdict(
-        claim,
-        "Section 4.1, Figure 3",
-        overall(answers),
-        f"Of {len(data)} values {len(data) - len(off)} follow the proportion to a tenth or three standard errors."
-        + "".join(said)
-        + (
-            " The exact line bends alike: data as noisy as the wells are wide smear the wells."
-            if len(off) and bend
-            else ""
-        )
-        + f" Within one standard error of the exact line: {within[0]} values, within two: {within[1]} (by chance "
-        f"{0.683 * len(data):.0f} and {0.954 * len(data):.0f}).",
-    )
+    follow = len(data) - len(off)
+    evidence = f"Of {len(data)} values {follow} follow the proportion to a tenth or three standard errors."
+    for row in off.itertuples():
+        evidence += f" At {name} = {row.value} it is {row.rms / row.proportional:.2f} of that."
+    if len(off) and (data["exact"] / data["proportional"]).max() > 1.1:
+        evidence += " The exact line bends alike: data as noisy as the wells are wide smear the wells."
+    evidence += f" Within one standard error of the exact line: {within[0]} values, within two: {within[1]} (by chance "
+    evidence += f"{0.683 * len(data):.0f} and {0.954 * len(data):.0f})."
+    return Verdict(claim, "Section 4.1, Figure 3", overall(answers), evidence)
 
 
 def _flat(found: pd.DataFrame, name: str, what: str) -> Verdict:
@@ -211,38 +200,34 @@ def _flat(found: pd.DataFrame, name: str, what: str) -> Verdict:
     answers = [agrees(row.ratio, row.ratio_error) for row in values.itertuples()]
     off = values[[answer is False for answer in answers]]
     good = values.drop(off.index)["ratio"]
-    flat = (
-        f"{good.min():.2f} to {good.max():.2f} times that of the base setting for {len(good)} of {len(values)} values"
-    )
-    said = [f" At {name} = {row.value} it is {row.ratio:.2f} times it{_why(row)}." for row in off.itertuples()]
-    return Verdict(
-        f"Sigma is largely invariant to the {what}.",
-        "Section 4.1, Figure 3",
-        overall(answers),
-        (f"On the same data rms sigma is {flat}." if len(good) else "No value gives the sigma of the base setting.")
-        + "".join(said),
-    )
+    evidence = "No value gives the sigma of the base setting."
+    if len(good):
+        evidence = f"On the same data rms sigma is {good.min():.2f} to {good.max():.2f} times that of the base setting "
+        evidence += f"for {len(good)} of {len(values)} values."
+    for row in off.itertuples():
+        evidence += f" At {name} = {row.value} it is {row.ratio:.2f} times it{_why(row)}."
+    return Verdict(f"Sigma is largely invariant to the {what}.", "Section 4.1, Figure 3", overall(answers), evidence)
 
 
 def _why(row: Any) -> str:
+    """The likely reason why a point differs from the base setting."""
     if row.apart > 0:
         return f"; in {row.apart:.0%} of the runs the twins are not in one well at the end"
     if row.ratio < 1:
-        return "; after the last reset the steps are too few or too small to part as far as the data would have it"
+        return "; after the last reset the steps are too few or too small for the twins to reach their minima"
     return ""
 
 
 def _dashed(found: pd.DataFrame) -> Verdict:
     ways = found[found["sweep"] == "datum"]
-    said = [f'{row.rms / row.paper:.2f} times that line with "{row.value}"' for row in ways.itertuples()]
+    answers = [agrees(row.rms, row.error, row.paper, margin=0.1) for row in ways.itertuples()]
+    ratios = [f'{row.rms / row.paper:.2f} times that line with "{row.value}"' for row in ways.itertuples()]
     return Verdict(
         "Sigma matches the curvature-corrected line S(bw) sigma_data / sqrt(M).",
         "Section 4.1, Figure 3, and Appendix A.3",
-        overall(  # one way in which it matches is enough for "partly"
-            [agrees(row.rms, row.error, row.paper, margin=0.1) for row in ways.itertuples()], partly=1 / len(ways)
-        ),
-        f"It depends on how a datum enters the loss, which the paper does not say. Rms sigma is {', '.join(said)}. The "
-        "line is the exact one only if the gradients' covariance is proportional to the curvature.",
+        overall(answers, partly=1 / len(ways)),  # one way in which it matches is enough for "partly"
+        f"It depends on how a datum enters the loss, which the paper does not say. Rms sigma is {', '.join(ratios)}. "
+        "The line is the exact one only if the gradients' covariance is proportional to the curvature.",
     )
 
 
@@ -259,28 +244,20 @@ def _draw(axes: Axes, config: Config, found: pd.DataFrame, name: str) -> None:
     label, _ = SWEEPS[name]
     values = found["value"].astype(float)
     low = (found["mean"] - found["std"]).clip(lower=found["mean"] * 0.2)
-    axes.fill_between(
-        values, low, found["mean"] + found["std"], color=plots.SERIES[0], alpha=0.15, lw=0, label="mean ± std of seeds"
-    )
-    axes.plot(values, found["mean"], color=plots.SERIES[0], lw=0.8, alpha=0.6, label="mean over seeds")
+    color = plots.SERIES[0]
+    high = found["mean"] + found["std"]
+    axes.fill_between(values, low, high, color=color, alpha=0.15, lw=0, label="mean ± std of seeds")
+    axes.plot(values, found["mean"], color=color, lw=0.8, alpha=0.6, label="mean over seeds")
     axes.plot(values, found["exact"], color=plots.TRUTH, lw=1.6, label="exact (sandwich)")
     axes.plot(values, found["paper"], "--", color=plots.ink(), lw=1.2, label="paper's line")
-    axes.errorbar(
-        values,
-        found["rms"],
-        2 * found["error"],
-        fmt="o",
-        ms=6,
-        color=plots.SERIES[0],
-        capsize=3,
-        label="rms over seeds ± 2 errors",
-    )
+    label_rms = "rms over seeds ± 2 errors"
+    axes.errorbar(values, found["rms"], 2 * found["error"], fmt="o", ms=6, color=color, capsize=3, label=label_rms)
     axes.axvline(getattr(config, name), color=plots.ink(), ls=":", lw=1, alpha=0.6, label="value in the other panels")
     axes.set(xscale="log", yscale="log", xlabel=label, ylabel=r"final $\sigma$")
     axes.set_title(f"{label[0].upper()}{label[1:]} varies")
     axes.set_xticks(values, [f"{value:g}" for value in values])
     axes.minorticks_off()
-    if name in ("rate", "batch"):  # as wide as the panels above, or wider for what is off
+    if name in ("lr", "batch"):  # as wide as the panels above, or wider for what is off
         exact = found["exact"].iloc[0]
         axes.set_ylim(exact / 5, max(exact * 5, found["rms"].max() * 3))
     axes.set_yticks(*plots.log_ticks(*axes.get_ylim()))
