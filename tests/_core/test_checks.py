@@ -65,6 +65,7 @@ def annotated(
     kind: Literal["a", "b"],
     make: Callable[[int], int] | None,
     pair: tuple[int, int],
+    anything: tuple,  # type: ignore[type-arg]
     models: Sequence[nn.Module],
     t: Tensor,
     free: Any,
@@ -80,6 +81,7 @@ GOOD: dict[str, Any] = {
     "kind": "a",
     "make": abs,
     "pair": (1, 2),
+    "anything": ("a", 1, None),
     "models": [nn.ReLU()],
     "t": torch.zeros(2),
     "free": object(),

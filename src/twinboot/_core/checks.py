@@ -97,7 +97,7 @@ def _kind(hint: Any) -> Kind:
     kind, parts = get_origin(hint) or hint, get_args(hint)
     if kind is Literal:  # the function itself refuses unknown strings, by a message of its own
         return (lambda value: isinstance(value, str) or any(value is part for part in parts)), one_of(parts)
-    if kind in (Union, UnionType, tuple, Sequence):
+    if parts and kind in (Union, UnionType, tuple, Sequence):
         inner = [_kind(part) for part in parts if part is not ...]
         if kind is tuple:
             return _tuple([fits for fits, _ in inner], ... in parts)
