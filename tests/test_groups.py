@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from twinboot import Blocks, Bootstrap, Estimate, PairedLoader, Twins
 from twinboot._core import tensors
-from twinboot.groups import Partition, assign, fixed_entries
+from twinboot.groups import KINDS, Partition, assign, fixed_entries
 
 
 class Field(nn.Module):
@@ -67,7 +67,7 @@ def test_unit_of_a_transposed_convolution_is_an_output_channel(channel_groups: i
     assert changed == [4]
 
 
-def test_units_that_do_not_match_are_kept_apart() -> None:
+def test_parameters_with_another_number_of_units_have_their_own_group() -> None:
     attention = nn.MultiheadAttention(4, 2)
     assert sizes(attention, "unit") == {"(model)": [5] * 12, "out_proj": [5] * 4}
 
@@ -79,8 +79,21 @@ def test_units_that_do_not_match_are_kept_apart() -> None:
     assert sizes(Odd(), "unit") == {"(model)": [3, 3], "(model)[5]": [1] * 5, "c": [1]}
 
 
+@pytest.mark.parametrize("stacked", [False, True])
+def test_with_groups_of_single_weights_sigma_squared_is_half_the_squared_difference(stacked: bool) -> None:
+    """With one entry per sigma, line 10 of Algorithm 1 is sigma^2 = (w_1 - w_2)^2 / 2 for each entry."""
+    assert sizes(nn.Linear(2, 3), "weight") == {"weight": [1] * 6, "bias": [1] * 3}
+    twins = Twins(mlp(), groups="weight", stacked=stacked)
+    with torch.no_grad():
+        for i, p in enumerate(twins.parameters()):
+            p += torch.randn(p.shape, generator=seeded(i))
+    twins.update()
+    for name, (first, second) in twins.weights().items():
+        torch.testing.assert_close(twins.sigma[name].square(), (first - second).square() / 2)
+
+
 @pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
-def test_a_layer_is_the_module_that_was_written_whatever_parametrization_it_carries(norm: Any) -> None:
+def test_a_parametrization_belongs_to_the_layer_that_carries_it(norm: Any) -> None:
     model = nn.Sequential(norm(nn.Conv2d(2, 3, 3)), nn.Flatten(), norm(nn.Linear(3, 2)))
     assert list(sizes(model, "layer")) == ["0", "2"]
     assert list(sizes(model, "unit")) == ["0", "2"]
@@ -138,7 +151,7 @@ def test_a_users_function_may_name_groups_or_label_entries() -> None:
 @pytest.mark.parametrize(
     ("answer", "error", "sentence"),
     [
-        (3, TypeError, "groups must give a name, or a name and labels; for parameter 'weight' it gave 3"),
+        (3, TypeError, "groups must return a name, or a name and labels; for parameter 'weight' it returned 3"),
         (("a", torch.rand(2, 3)), TypeError, "labels of parameter 'weight' must be a tensor of integers"),
         (("a", torch.tensor(-1)), ValueError, "labels of parameter 'weight' must be 0 or more"),
         (("a", torch.zeros(4).long()), ValueError, r"shape \(4,\), which does not broadcast to its shape \(2, 3\)"),
@@ -146,7 +159,7 @@ def test_a_users_function_may_name_groups_or_label_entries() -> None:
         (("a", torch.arange(3), (2,)), ValueError, r"parameter 'weight' has label 2, beyond the shape \(2,\)"),
     ],
 )
-def test_a_bad_answer_of_a_users_function_gets_a_sentence(answer: Any, error: type[Exception], sentence: str) -> None:
+def test_a_bad_result_of_a_users_function_gets_one_sentence(answer: Any, error: type[Exception], sentence: str) -> None:
     with pytest.raises(error, match=sentence):
         Partition.of(nn.Linear(3, 2, bias=False), lambda name, p: answer)
 
@@ -159,12 +172,12 @@ def test_a_group_has_labels_in_all_its_parameters_or_in_none() -> None:
         Partition.of(nn.Linear(3, 2), mixed)
 
 
-def test_the_norms_of_a_weight_normed_transposed_convolution_belong_to_no_output() -> None:
+def test_the_norms_of_a_weight_normed_transposed_convolution_have_their_own_group() -> None:
     model = parametrizations.weight_norm(nn.ConvTranspose2d(4, 4, 3))
     assert sizes(model, "unit") == {"(model)": [4 * 9 + 1] * 4, "parametrizations.weight.original0": [4]}
 
 
-def test_groups_are_the_same_under_another_default_device() -> None:
+def test_groups_do_not_depend_on_the_default_device() -> None:
     loader = PairedLoader(TensorDataset(torch.zeros(20, 1)), Bootstrap(20), 5)
     with torch.device("meta"):
         assert sizes(nn.Linear(3, 4, device="cpu"), "unit") == {"(model)": [4] * 4}
@@ -176,7 +189,12 @@ def test_groups_are_the_same_under_another_default_device() -> None:
 @pytest.mark.parametrize(
     ("model", "groups", "error", "sentence"),
     [
-        (nn.Linear(2, 2), "neuron", ValueError, 'unknown groups \'neuron\': use "layer", "tensor", "unit"'),
+        (
+            nn.Linear(2, 2),
+            "neuron",
+            ValueError,
+            'unknown groups \'neuron\': use "layer", "tensor", "unit", "weight", Blocks',
+        ),
         (nn.ReLU(), "layer", ValueError, "the model has no trainable parameters"),
         (nn.Linear(2, 2).requires_grad_(False), "layer", ValueError, "the model has no trainable parameters"),
         (nn.LazyLinear(2), "layer", ValueError, "run one batch through the lazy model first"),
@@ -185,14 +203,14 @@ def test_groups_are_the_same_under_another_default_device() -> None:
         (nn.Linear(2, 2), Blocks((2, 2)), ValueError, r"Blocks\(\(2, 2\)\) needs .* 'bias' has shape \(2,\)"),
     ],
 )
-def test_models_and_groups_that_cannot_be_get_a_sentence(
+def test_unusable_models_and_groups_are_refused_in_one_sentence(
     model: nn.Module, groups: Any, error: type[Exception], sentence: str
 ) -> None:
     with pytest.raises(error, match=sentence):
         assign(model, groups)
 
 
-def test_blocks_of_no_size_are_refused() -> None:
+def test_blocks_need_positive_whole_numbers() -> None:
     for bad in [(), (0, 3), (3, 1.5)]:
         with pytest.raises(ValueError, match=r"Blocks needs whole numbers of at least 1"):
             Blocks(bad)  # type: ignore[arg-type]
@@ -264,7 +282,7 @@ def blocks_where_possible(name: str, parameter: Tensor) -> Any:
     return Blocks((2, 2))(name, parameter) if parameter.ndim >= 2 else name
 
 
-groupings = st.sampled_from(["layer", "tensor", "unit", by_parity, blocks_where_possible])
+groupings = st.sampled_from([*KINDS, by_parity, blocks_where_possible])
 
 
 @settings(deadline=None)
@@ -288,14 +306,14 @@ def test_every_entry_lies_in_exactly_one_group(shapes: list[tuple[int, ...]], fr
 
 @settings(deadline=None)
 @given(shapes, groupings)
-def test_a_partition_survives_being_described(shapes: list[tuple[int, ...]], grouping: Any) -> None:
+def test_a_partition_is_restored_from_its_description(shapes: list[tuple[int, ...]], grouping: Any) -> None:
     partition = Partition.of(Bag(shapes, frozen=-1), grouping)
     again = Partition.restore(partition.describe(), partition.labels(), partition.sigma, partition.fixed())
     assert again.describe() == partition.describe()
     assert torch.equal(again.sizes, partition.sizes)
 
 
-def test_sums_of_half_precision_are_taken_in_float32() -> None:
+def test_squares_of_half_precision_are_summed_in_float32() -> None:
     model = nn.Linear(100, 100, bias=False)
     partition = Partition.of(model, "layer")
     deviations = [torch.full((100, 100), 0.01, dtype=torch.bfloat16)]
@@ -306,14 +324,14 @@ def test_sums_of_half_precision_are_taken_in_float32() -> None:
 
 def test_each_parameter_gets_its_sigma_on_its_own_device() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
-    for grouping in ("layer", "unit"):
+    for grouping in KINDS:
         partition = Partition.of(model, grouping)
         like = [p.detach().to("meta") if i % 2 else p.detach() for i, p in enumerate(model.parameters())]
         assert [s.device for s in partition.expand(like)] == [p.device for p in like]
 
 
-@pytest.mark.parametrize("groups", ["layer", "unit"])
-def test_parameters_one_after_another_add_up_to_the_sum_of_all_bit_for_bit(groups: str) -> None:
+@pytest.mark.parametrize("groups", KINDS)
+def test_sums_parameter_by_parameter_equal_the_sum_of_all_bit_for_bit(groups: str) -> None:
     partition = Partition.of(mlp(), groups)
     deviations = [torch.randn(s, generator=seeded(i)) for i, s in enumerate(partition.parameter_shapes.values())]
     total = torch.zeros_like(partition.sigma)
@@ -322,7 +340,7 @@ def test_parameters_one_after_another_add_up_to_the_sum_of_all_bit_for_bit(group
     assert_same_bits(total, partition.sum_of_squares(deviations))
 
 
-def test_it_says_how_many_groups_there_are_and_sigma_once_it_is_known() -> None:
+def test_repr_shows_the_number_of_groups_and_the_range_of_sigma() -> None:
     partition = Partition.of(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), "unit")
     assert repr(partition) == "Partition(groups=2)"
     partition.sigma.copy_(torch.linspace(0.25, 1, len(partition.sigma)))
@@ -344,7 +362,7 @@ class Reader(nn.Module):
 
 
 def trained(twins: Twins, mode: Any = "sample", steps: int = 40) -> None:
-    """Sentences of the tokens 0 to 8, a reset after each four steps."""
+    """Sentences of the tokens 0 to 8, and a reset every four steps."""
     optimizer, generator = torch.optim.Adam(twins.parameters(), lr=0.05), seeded(0)
     for step in range(1, steps + 1):
         inputs = [torch.randint(0, 9, (16, 3), generator=generator) for _ in range(len(twins))]
@@ -358,10 +376,10 @@ def trained(twins: Twins, mode: Any = "sample", steps: int = 40) -> None:
             twins.reset(mode)
 
 
-@pytest.mark.parametrize("groups", ["layer", "tensor", "unit", lambda name, p: "all"])
+@pytest.mark.parametrize("groups", [*KINDS, lambda name, p: "all"])
 @pytest.mark.parametrize("mode", ["sample", "centered"])
 @pytest.mark.parametrize("options", [{}, {"stacked": True}, {"replicas": 3}])
-def test_entries_without_a_gradient_do_not_walk(groups: Any, mode: str, options: dict[str, Any]) -> None:
+def test_entries_without_a_gradient_keep_their_values(groups: Any, mode: str, options: dict[str, Any]) -> None:
     model = Reader()
     twins = Twins(model, groups=groups, **options)
     trained(twins, mode)
@@ -370,13 +388,13 @@ def test_entries_without_a_gradient_do_not_walk(groups: Any, mode: str, options:
     for found in (estimate.module, estimate.sample(seed=1)):  # the padding row and pruned weights have no noise, either
         assert_same_bits(found.words.weight[0], model.words.weight[0])
         assert_same_bits(found.head.weight_orig[pruned], model.head.weight_orig[pruned])
-    assert_same_bits(estimate.module.words.weight[9], model.words.weight[9])  # a token that no batch has
+    assert_same_bits(estimate.module.words.weight[9], model.words.weight[9])  # a token that is in no batch
     assert_same_bits(estimate.module.spare, model.spare)
     for name in ("words.weight", "head.weight_orig", "head.bias"):
         assert not torch.equal(estimate.module.get_parameter(name), model.get_parameter(name))
 
 
-def test_inside_a_block_the_padding_row_is_what_it_is() -> None:
+def test_the_padding_row_has_no_noise() -> None:
     model = Reader()
     twins = Twins(model)
     trained(twins)
@@ -386,8 +404,8 @@ def test_inside_a_block_the_padding_row_is_what_it_is() -> None:
             assert bool((twin.words.weight[1:] != model.words.weight[1:]).any(1).all())
 
 
-def test_sigma_counts_the_entries_that_are_trained() -> None:
-    """For pruned weights, sigma is that of the others: with all entries counted it would be sqrt(2) too small."""
+def test_sigma_averages_over_trained_entries_only() -> None:
+    """With the pruned weights included, sigma would be sqrt(2) too small."""
     twins = Twins(Reader(), groups="tensor")
     assert dict(zip(twins.sigma, twins.partition.sizes.tolist(), strict=True)) == {
         "spare": 5,
@@ -409,20 +427,20 @@ def test_sigma_counts_the_entries_that_are_trained() -> None:
     assert not units.partition.sigma.any()
 
 
-def test_fixed_entries_stay_in_pieces_of_large_weights_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fixed_entries_of_weights_in_several_pieces_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensors, "AT_ONCE", 8)
     for padding in (0, 5, 9):
         model = nn.Sequential(nn.Embedding(10, 4, padding_idx=padding))
         twins = Twins(model)
         twins.partition.sigma.fill_(1.0)
-        twins.reset()  # before any update: what is fixed is known by the model alone
+        twins.reset()  # before any update: the model alone says which entries are fixed
         for twin in twins:
             still = (twin[0].weight == model[0].weight).all(1)
             assert still.tolist() == [row == padding for row in range(10)]
 
 
-def test_a_reset_from_one_point_draws_around_it() -> None:
-    """After a reset to the mean all copies agree, and that says nothing of their gradients."""
+def test_after_a_reset_to_the_mean_a_sampling_reset_moves_all_weights() -> None:
+    """After a reset to the mean all copies agree, although all weights have gradients."""
     twins = Twins(mlp())
     with torch.no_grad():
         for p in twins[1].parameters():

@@ -695,7 +695,7 @@ def test_shares_that_are_none_are_refused(share: float, said: str) -> None:
 
 
 def test_what_cannot_be_pooled_is_refused_in_a_sentence() -> None:
-    with pytest.raises(TypeError, match="in different processes: pool the gradients of Twins in one"):
+    with pytest.raises(TypeError, match="in different processes: use Twins to pool gradients"):
         Remote.__new__(Remote).gradients()
     with pytest.raises(TypeError, match="takes Twins, not Sequential: if that is around twins, give those"):
         pool_gradients(nn.Sequential(with_gradients()), 0.5)  # type: ignore[arg-type]

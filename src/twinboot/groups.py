@@ -1,20 +1,20 @@
 """Which weights share one sigma.
 
-A grouping is a function of a parameter's name and the parameter. It returns the name of a group, when all entries of
-the parameter share one sigma with whatever else bears that name:
+A grouping is a function of a parameter's name and the parameter. It returns the name of a group, if all entries of the
+parameter share one sigma. Parameters with the same group name share it, too:
 
     def by_stage(name, parameter):
         return name.split(".")[0]
 
-or a name and integer labels that broadcast against the parameter, when its entries are split among several sigmas of
-that group: entry `i` uses `sigma[name][labels[i]]`. `"layer"`, `"tensor"`, `"unit"` and `Blocks` are such functions.
+Or it returns a name and integer labels that broadcast against the parameter, if the group has several sigmas: entry `i`
+then uses `sigma[name][labels[i]]`. `Blocks` is such a function, and `KINDS` holds those that are chosen by name. To add
+a kind, add an entry there.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,17 +25,18 @@ from torch.nn.utils import parametrize
 
 from ._core.checks import require_number, require_types, shown
 from ._core.sharding import cut, holders, summed
-from ._core.tensors import split, wide
+from ._core.tensors import checksum, is_integer, split, wide
 
 ROOT = "(model)"  # the group of the parameters that the model itself owns, outside any submodule
+Shape = tuple[int, ...]
 
 
 class Assignment(NamedTuple):
-    """The group of a parameter; labels of its entries, None for one sigma; the shape in which sigmas are shown."""
+    """The group of a parameter, the labels of its entries (None: one sigma for all), and the shape of the sigmas."""
 
     group: str
     labels: Tensor | None = None
-    shape: tuple[int, ...] | None = None
+    shape: Shape | None = None
 
 
 Grouping = Callable[[str, Tensor], "str | tuple[str, Tensor] | Assignment"]
@@ -45,14 +46,14 @@ Grouping = Callable[[str, Tensor], "str | tuple[str, Tensor] | Assignment"]
 class Blocks:
     """One sigma for each block of neighbouring entries, such as 3 x 3 patches of a field (section 4.3).
 
-    The block covers the last dimensions of a parameter; blocks at the far edges may be smaller. A parameter with fewer
-    dimensions than the block is refused, so that no weight gets a patch by accident.
+    The block covers the last dimensions of a parameter. Blocks at the far edges may be smaller. A parameter with fewer
+    dimensions than the block is refused.
 
     >>> Blocks((3, 3))("field", torch.zeros(30, 30)).shape
     (10, 10)
     """
 
-    block: tuple[int, ...]
+    block: Shape
 
     def __init__(self, block: Sequence[int]) -> None:
         sizes = block if isinstance(block, (tuple, list)) else ()
@@ -66,7 +67,7 @@ class Blocks:
         if missing < 0:
             raise ValueError(
                 f"Blocks({self.block}) needs parameters of at least {len(self.block)} dimensions, but {name!r} has "
-                f"shape {tuple(parameter.shape)}; group it by a function of your own."
+                f"shape {tuple(parameter.shape)}: group it by a function of your own."
             )
         block = (1,) * missing + self.block
         grid = tuple(math.ceil(size / b) for size, b in zip(parameter.shape, block, strict=True))
@@ -76,19 +77,84 @@ class Blocks:
         return Assignment(name, labels, grid)
 
 
+def layer_of(model: nn.Module, name: str) -> str:
+    """The module of a parameter. The parameters of a parametrization belong to the module that carries it."""
+    path = name.split(".")[:-1]
+    for i, part in enumerate(path):
+        if part == "parametrizations" and parametrize.is_parametrized(model.get_submodule(".".join(path[:i]))):
+            return ".".join(path[:i])
+    return ".".join(path)
+
+
+def _each_weight(name: str, parameter: Tensor) -> Assignment:
+    labels = torch.arange(parameter.numel(), device="cpu")
+    return Assignment(name, labels.view(parameter.shape), tuple(parameter.shape))
+
+
+class _Units:
+    """The entries of a layer at the same place along the output dimension.
+
+    Parameters of a layer with the same number of outputs, such as a weight and its bias, share their units. One with
+    another number of outputs has a group of its own, named after the layer and that number.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.outputs: dict[str, int] = {}
+
+    def __call__(self, name: str, parameter: Tensor) -> str | Assignment:
+        layer = layer_of(self.model, name)
+        labels = self._labels(self.model.get_submodule(layer), parameter) if parameter.ndim else None
+        if labels is None:
+            return name
+        outputs = int(labels.max()) + 1
+        group = layer or ROOT
+        if self.outputs.setdefault(layer, outputs) != outputs:
+            group = f"{group}[{outputs}]"
+        return Assignment(group, labels, (outputs,))
+
+    @staticmethod
+    def _labels(module: nn.Module, parameter: Tensor) -> Tensor | None:
+        labels = torch.arange(parameter.shape[0], device="cpu")
+        if isinstance(module, nn.modules.conv._ConvTransposeNd) and parameter.ndim > 1:
+            # Stored as [in, out / groups, ...]: the outputs lie along dimension 1, one group of inputs after another.
+            share = module.out_channels // module.groups
+            if parameter.shape[:2] != (module.in_channels, share):
+                return None  # the norms of weight_norm, which belong to the inputs
+            of_input = labels // (module.in_channels // module.groups)
+            labels = of_input[:, None] * share + torch.arange(share, device="cpu")
+        return labels.view(*labels.shape, *[1] * (parameter.ndim - labels.ndim))
+
+
+# Name of a kind -> a function that makes the grouping of a model. With "weight" and two twins, sigma is a very noisy
+# estimate: it comes from one difference.
+KINDS: dict[str, Callable[[nn.Module], Grouping]] = {
+    "layer": lambda model: lambda name, parameter: layer_of(model, name) or ROOT,  # as in the paper
+    "tensor": lambda model: lambda name, parameter: name,
+    "unit": _Units,
+    "weight": lambda model: _each_weight,
+}
+
+
 def assign(model: nn.Module, grouping: str | Grouping) -> dict[str, Assignment]:
-    """The group of each trainable parameter, by the parameter's name; each answer of the grouping is checked."""
-    rule = _rule(grouping, model)
-    return {name: _checked(rule(name, p.detach()), name, p) for name, p in trainable(model)}
+    """Name of each trainable parameter -> its group. What the grouping returns is checked."""
+    if isinstance(grouping, str) and grouping in KINDS:
+        rule = KINDS[grouping](model)
+    elif callable(grouping):
+        rule = grouping
+    else:
+        kinds = ", ".join(f'"{kind}"' for kind in KINDS)
+        raise ValueError(
+            f"unknown groups {shown(grouping)}: use {kinds}, Blocks(shape) or a function of (name, parameter)."
+        )
+    return {name: _as_assignment(rule(name, p.detach()), name, p) for name, p in _trainable(model)}
 
 
-def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The parameters that each twin has a copy of, tied ones once; a sentence where there are none or none usable."""
+def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The parameters that each twin has a copy of, tied ones once."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not named:
-        raise ValueError(
-            "the model has no trainable parameters: set requires_grad=True on those that should be twinned."
-        )
+        raise ValueError("the model has no trainable parameters: set requires_grad=True on those to train.")
     for name, p in named:
         if isinstance(p, nn.parameter.UninitializedParameter):
             raise ValueError(f"parameter {name!r} has no shape yet: run one batch through the lazy model first.")
@@ -99,10 +165,38 @@ def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return named
 
 
+def _as_assignment(answer: object, name: str, parameter: Tensor) -> Assignment:
+    if isinstance(answer, str):
+        return Assignment(answer)
+    if not isinstance(answer, tuple) or len(answer) not in (2, 3) or not isinstance(answer[0], str):
+        raise TypeError(
+            f"groups must return a name, or a name and labels; for parameter {name!r} it returned {shown(answer)}."
+        )
+    group, labels, shape = Assignment(*answer)
+    if labels is None:
+        return Assignment(group)
+    if not isinstance(labels, Tensor) or not is_integer(labels):
+        raise TypeError(f"the labels of parameter {name!r} must be a tensor of integers, not {shown(labels)}.")
+    labels = labels.detach().cpu().long()
+    if labels.numel() == 0 or int(labels.min()) < 0:
+        raise ValueError(f"the labels of parameter {name!r} must be 0 or more.")
+    if shape is not None and int(labels.max()) >= math.prod(shape):
+        raise ValueError(f"parameter {name!r} has label {int(labels.max())}, beyond the shape {shape} of its group.")
+    missing = parameter.ndim - labels.ndim
+    if missing < 0 or any(a not in (1, b) for a, b in zip(labels.shape, parameter.shape[missing:], strict=True)):
+        raise ValueError(
+            f"the labels of parameter {name!r} have shape {tuple(labels.shape)}, which does not broadcast to its shape "
+            f"{tuple(parameter.shape)}."
+        )
+    return Assignment(group, labels.reshape((1,) * missing + tuple(labels.shape)), shape)
+
+
 def fixed_entries(model: nn.Module) -> dict[str, Tensor]:
-    """Parameter name -> which of its entries never have a gradient, as a mask that broadcasts against it: the padding
-    row of an embedding, and what `torch.nn.utils.prune` has masked. In a tied weight, those that no layer trains. A
-    model that uses the weight of an embedding with a padding row in its own computations is not seen through."""
+    """Parameter name -> mask of its entries that never have a gradient; it broadcasts against the parameter.
+
+    They are the padding row of an embedding and what `torch.nn.utils.prune` masks. An entry of a tied weight is fixed
+    if no layer trains it. If the model uses the weight of an embedding outside of the embedding, that is not noticed.
+    """
     names = {id(p): name for name, p in model.named_parameters()}
     of_owners: dict[str, list[Tensor]] = {}
     for module in model.modules():
@@ -120,107 +214,19 @@ def fixed_entries(model: nn.Module) -> dict[str, Tensor]:
     return {name: mask for name, mask in found.items() if bool(mask.any())}
 
 
-def layer_of(model: nn.Module, name: str) -> str:
-    """The module that the user wrote: a parametrization belongs to the module that carries it."""
-    path = name.split(".")[:-1]
-    for i, part in enumerate(path):
-        if part == "parametrizations" and parametrize.is_parametrized(model.get_submodule(".".join(path[:i]))):
-            path = path[:i]
-            break
-    return ".".join(path)
+class Partition(nn.Module):
+    """The sigmas of a model in one vector, and which entry uses which. A module, so that labels move with the weights.
 
-
-def _rule(grouping: str | Grouping, model: nn.Module) -> Grouping:
-    if callable(grouping):
-        return grouping
-    if isinstance(grouping, str) and grouping == "tensor":
-        return lambda name, parameter: name
-    if isinstance(grouping, str) and grouping == "layer":
-        return lambda name, parameter: layer_of(model, name) or ROOT
-    if isinstance(grouping, str) and grouping == "unit":
-        return _Units(model)
-    raise ValueError(
-        f'unknown groups {shown(grouping)}: use "layer", "tensor", "unit", Blocks(shape) or a function of '
-        "(name, parameter)."
-    )
-
-
-class _Units:
-    """One sigma per output unit: the entries of a layer at the same place along the output dimension.
-
-    Parameters of a layer with equally many outputs join (a weight and its bias). One with another number of outputs
-    is kept apart, under the layer's name and that number.
+    Args:
+        groups: group name -> the shape of its sigmas.
+        parameters: name of each trainable parameter -> its shape.
+        owners: for each parameter the index of its sigma, or labels that hold the index for each entry.
+        sigma: all sigmas, group by group.
+        fixed: see `fixed_entries`.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.outputs: dict[str, int] = {}
-
-    def __call__(self, name: str, parameter: Tensor) -> str | Assignment:
-        if parameter.ndim == 0:
-            return name
-        layer = layer_of(self.model, name)
-        labels = self._labels(self.model.get_submodule(layer), parameter)
-        if labels is None:
-            return name
-        outputs = int(labels.max()) + 1
-        group = layer or ROOT
-        if self.outputs.setdefault(layer, outputs) != outputs:
-            group = f"{group}[{outputs}]"
-        return Assignment(group, labels, (outputs,))
-
-    @staticmethod
-    def _labels(module: nn.Module, parameter: Tensor) -> Tensor | None:
-        labels = torch.arange(parameter.shape[0], device="cpu")
-        if isinstance(module, nn.modules.conv._ConvTransposeNd) and parameter.ndim > 1:
-            # Stored as [in, out / groups, ...]: the outputs lie along dimension 1, one group of inputs after another.
-            share = module.out_channels // module.groups
-            if parameter.shape[:2] != (module.in_channels, share):
-                return None  # the norms of a weight-normed one, which belong to its inputs
-            of_input = labels // (module.in_channels // module.groups)
-            labels = of_input[:, None] * share + torch.arange(share, device="cpu")
-        return labels.view(*labels.shape, *[1] * (parameter.ndim - labels.ndim))
-
-
-def _checked(answer: object, name: str, parameter: Tensor) -> Assignment:
-    if isinstance(answer, str):
-        return Assignment(answer)
-    if not isinstance(answer, tuple) or len(answer) not in (2, 3) or not isinstance(answer[0], str):
-        raise TypeError(
-            f"groups must give a name, or a name and labels; for parameter {name!r} it gave {shown(answer)}."
-        )
-    group, labels, shape = Assignment(*answer)
-    if labels is None:
-        return Assignment(group)
-    if (
-        not isinstance(labels, Tensor)
-        or labels.is_floating_point()
-        or labels.is_complex()
-        or labels.dtype == torch.bool
-    ):
-        raise TypeError(f"the labels of parameter {name!r} must be a tensor of integers, not {shown(labels)}.")
-    labels = labels.detach().cpu().long()
-    if labels.numel() == 0 or int(labels.min()) < 0:
-        raise ValueError(f"the labels of parameter {name!r} must be 0 or more.")
-    if shape is not None and int(labels.max()) >= math.prod(shape):
-        raise ValueError(f"parameter {name!r} has label {int(labels.max())}, beyond the shape {shape} of its group.")
-    missing = parameter.ndim - labels.ndim
-    if missing < 0 or any(a not in (1, b) for a, b in zip(labels.shape, parameter.shape[missing:], strict=True)):
-        raise ValueError(
-            f"the labels of parameter {name!r} have shape {tuple(labels.shape)}, which does not broadcast to its shape "
-            f"{tuple(parameter.shape)}."
-        )
-    return Assignment(group, labels.reshape((1,) * missing + tuple(labels.shape)), shape)
-
-
-Shape = tuple[int, ...]
-
-
-class Partition(nn.Module):
-    """Every trainable entry of a model has exactly one sigma. A module, so that its labels move with the weights."""
-
     sigma: Tensor
-    sizes: Tensor
+    sizes: Tensor  # for each sigma, how many trained entries use it
     _owners: Tensor
 
     def __init__(
@@ -235,34 +241,35 @@ class Partition(nn.Module):
         self.groups = {name: tuple(shape) for name, shape in groups.items()}
         self.parameter_shapes = {name: tuple(shape) for name, shape in parameters.items()}
         self._whole = {i: owner for i, owner in enumerate(owners) if isinstance(owner, int)}
-        self._labelled = [i for i, owner in enumerate(owners) if isinstance(owner, Tensor)]
+        self._labelled = [i for i in range(len(owners)) if i not in self._whole]
         self._fixed = [i for i, name in enumerate(self.parameter_shapes) if name in fixed]
-        for i, name in enumerate(self.parameter_shapes):
+        number = sum(map(math.prod, self.groups.values()))
+        sizes, untrained = (torch.zeros(number, dtype=torch.long, device="cpu") for _ in range(2))
+        for i, (owner, (name, shape)) in enumerate(zip(owners, self.parameter_shapes.items(), strict=True)):
+            places = torch.as_tensor(owner, device="cpu")
+            share = math.prod(shape) // places.numel()  # entries of the parameter for each label
+            sizes.index_add_(0, places.flatten(), torch.full_like(places.flatten(), share))
+            if isinstance(owner, Tensor):
+                self.register_buffer(f"labels_{i}", owner, persistent=False)
             if name in fixed:
                 self.register_buffer(f"fixed_{i}", fixed[name].detach().clone(), persistent=False)
-        sizes = torch.zeros(sum(map(math.prod, self.groups.values())), dtype=torch.long, device="cpu")
-        for i, (owner, shape) in enumerate(zip(owners, self.parameter_shapes.values(), strict=True)):
-            if isinstance(owner, int):
-                sizes[owner] += math.prod(shape)
-            else:
-                self.register_buffer(f"labels_{i}", owner, persistent=False)
-                share = math.prod(shape) // owner.numel()  # entries of the parameter that each label stands for
-                sizes.index_add_(0, owner.flatten(), torch.full_like(owner.flatten(), share))
-        self._require_entries(sizes)
-        for i in self._fixed:
-            masked = self._mask(i).cpu().broadcast_to(list(self.parameter_shapes.values())[i])
-            places = torch.as_tensor(owners[i]).cpu().broadcast_to(masked.shape)[masked]
-            sizes.index_add_(0, places, -torch.ones_like(places))
-        sizes.clamp_(min=1)  # where no entry has a gradient: sigma is then 0, and not 0 / 0
+                of_fixed = places.broadcast_to(shape)[fixed[name].cpu().broadcast_to(shape)]
+                untrained.index_add_(0, of_fixed, torch.ones_like(of_fixed))
+        for group, own in self.named(sizes).items():
+            if (empty := (own.flatten() == 0).nonzero()).numel():
+                raise ValueError(
+                    f"label {int(empty[0])} of group {group!r} has no entries: use 0, 1, 2, ... without gaps."
+                )
         self.register_buffer("sigma", sigma)
-        self.register_buffer("sizes", sizes, persistent=False)
-        # Beside the sums, so that none has to be sent there at each update; of labelled parameters it is not asked.
+        # Without a trained entry the size is 1: sigma is then 0, and not 0 / 0.
+        self.register_buffer("sizes", (sizes - untrained).clamp_(min=1), persistent=False)
+        # On the device of the sums, so that no index is moved at each update. Labelled parameters do not use it.
         places = torch.tensor([self._whole.get(i, 0) for i in range(len(owners))], dtype=torch.long, device="cpu")
         self.register_buffer("_owners", places, persistent=False)
 
     @classmethod
     def of(cls, model: nn.Module, grouping: str | Grouping) -> Partition:
-        """The partition that a grouping makes of a model's trainable parameters."""
+        """The partition of a model's trainable parameters by a grouping. Sigma is 0."""
         assigned = assign(model, grouping)
         groups = _group_shapes(assigned)
         starts, start = {}, 0
@@ -270,39 +277,31 @@ class Partition(nn.Module):
             starts[group], start = start, start + math.prod(shape)
         owners = [starts[a.group] if a.labels is None else a.labels + starts[a.group] for a in assigned.values()]
         parameters = {name: model.get_parameter(name) for name in assigned}
-        best = torch.float64 if any(p.dtype == torch.float64 for p in parameters.values()) else torch.float32
-        sigma = torch.zeros(start, dtype=best, device="cpu")
+        dtype = torch.float64 if any(p.dtype == torch.float64 for p in parameters.values()) else torch.float32
         shapes = {name: tuple(p.shape) for name, p in parameters.items()}
-        partition = cls(groups, shapes, owners, sigma, fixed_entries(model))
+        partition = cls(groups, shapes, owners, torch.zeros(start, dtype=dtype, device="cpu"), fixed_entries(model))
         return partition.to(next(iter(parameters.values())).device)
 
-    def _require_entries(self, sizes: Tensor) -> None:
-        for group, own in self.named(sizes).items():
-            if (empty := (own.flatten() == 0).nonzero()).numel():
-                raise ValueError(
-                    f"label {int(empty[0])} of group {group!r} has no entries: use 0, 1, 2, ... without gaps."
-                )
-
     def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """A flat vector as group name -> its part, in the group's own shape."""
+        """A flat vector as group name -> its part, in the group's shape."""
         parts = flat.split([math.prod(shape) for shape in self.groups.values()])
         return {name: part.view(shape) for (name, shape), part in zip(self.groups.items(), parts, strict=True)}
 
     def scaled(self, scale: float) -> Partition:
-        """A copy whose sigmas are so many times as large."""
+        """A copy with all sigmas multiplied by `scale`."""
         require_number("scale", scale)
         scaled = copy.deepcopy(self)
         scaled.sigma.mul_(scale)
         return scaled
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Group name -> its sigmas as they are now."""
+        """Group name -> a copy of its sigmas."""
         return self.named(self.sigma.clone())
 
     def expand(self, like: Sequence[Tensor], scale: float = 1.0, of: Tensor | None = None) -> list[Tensor]:
-        """The sigma of each entry: for each parameter a tensor that broadcasts against it, or against the part of it
-        that is here, on its device. It is 0 where no gradient reaches. Or the same for another vector with one value
-        for each sigma."""
+        """For each parameter, the sigma of its entries: a tensor on the parameter's device that broadcasts against it,
+        or against the local part of a sharded one. Sigma is 0 where no gradient reaches. `of` replaces sigma by another
+        vector with one value for each sigma."""
         sigma = self.sigma if of is None else of
         sigma = sigma if scale == 1.0 else sigma * scale
         single = sigma.unbind() if self._whole else ()  # with labels only, there may be thousands of sigmas
@@ -314,29 +313,30 @@ class Partition(nn.Module):
             found[i] = found[i].masked_fill(cut(self._mask(i).to(sigma.device), like[i]), 0.0)
         return [s if s.device == p.device else s.to(p.device) for s, p in zip(found, like, strict=True)]
 
-    def expand_pieces(self, weights: Sequence[Tensor]) -> list[Tensor]:
-        """`expand` for each of the `pieces`."""
-        found: list[Tensor] = []
-        for i, (w, sigma) in enumerate(zip(weights, self.expand(weights), strict=True)):
-            sizes = [len(piece) for piece in split(w)] if i in self._whole and w.ndim else [1]
-            cuts = i in self._fixed and len(sizes) > 1 and len(sigma) > 1
-            found += sigma.split(sizes) if cuts else [sigma] * len(sizes)
-        return found
-
     def views(self, like: Sequence[Tensor]) -> list[Tensor] | None:
-        """`expand` once and for all: views that follow sigma; None where it would have to be gathered or moved."""
+        """`expand` as views, which follow sigma; None if sigma would have to be gathered or moved."""
         if self._labelled or self._fixed or any(p.device != self.sigma.device for p in like):
             return None
         return self.expand(like)
 
     def pieces(self, weights: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
-        """The weights, large ones in several pieces, and for each piece its parameter's place here. A parameter whose
-        entries have several sigmas stays whole."""
-        found = [(i, piece) for i, w in enumerate(weights) for piece in (split(w) if i in self._whole else [w])]
+        """The weights, large ones in several pieces, and for each piece the index of its parameter."""
+        found = [(i, piece) for i, w in enumerate(weights) for piece in self._pieces(i, w)]
         return [i for i, _ in found], [piece for _, piece in found]
 
+    def expand_pieces(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        """`expand` for each of the `pieces`."""
+        found: list[Tensor] = []
+        for i, (w, sigma) in enumerate(zip(weights, self.expand(weights), strict=True)):
+            pieces = self._pieces(i, w)
+            found += [sigma] if len(pieces) == 1 else sigma.expand(w.shape).split([len(piece) for piece in pieces])
+        return found
+
+    def _pieces(self, i: int, weight: Tensor) -> Sequence[Tensor]:
+        return split(weight) if i in self._whole else [weight]  # labels are those of the whole parameter
+
     def sum_of_squares(self, deviations: Sequence[Tensor]) -> Tensor:
-        """Behind each sigma, the sum of its entries' squared deviations, in float32 or better."""
+        """For each sigma, the sum of its entries' squared deviations, in float32 or better."""
         total = torch.zeros_like(self.sigma)
         self.add_squares_(total, range(len(deviations)), deviations, deviations)
         return total
@@ -344,9 +344,11 @@ class Partition(nn.Module):
     def add_squares_(
         self, total: Tensor, which: Sequence[int], deviations: Sequence[Tensor], like: Sequence[Tensor]
     ) -> None:
-        """Add to `total`, behind each sigma, the squared deviations of some parameters, by their places here, in order.
-        Where the parameters, which `like` shows, are sharded, deviations are those of the part that is here, and sums
-        are over all."""
+        """Add the squared deviations of some parameters to `total`, which has one value for each sigma.
+
+        `which` holds the indices of the parameters, in order, and `like` the parameters. For sharded parameters the
+        deviations are those of the local part, and the sums are over all processes.
+        """
         by_holders: dict[tuple[Any, ...], list[tuple[int, Tensor, Tensor]]] = {}
         for i, deviation, p in zip(which, deviations, like, strict=True):
             by_holders.setdefault(holders(p), []).append((i, wide(deviation), p))
@@ -372,7 +374,7 @@ class Partition(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Partition:
         sigma = self.sigma
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.sigma = sigma.to(self.sigma.device)  # it moves with the weights, but .half() must not make it coarse
+        self.sigma = sigma.to(self.sigma.device)  # it moves with the weights, but .half() keeps its precision
         return self
 
     def extra_repr(self) -> str:
@@ -386,25 +388,25 @@ class Partition(nn.Module):
     def _mask(self, i: int) -> Tensor:
         return self.get_buffer(f"fixed_{i}")
 
-    def describe(self) -> dict[str, Any]:
-        """The partition as plain data for JSON; of labels and masks, which are tensors, only a checksum."""
-        return {
-            "parameters": {name: list(shape) for name, shape in self.parameter_shapes.items()},
-            "groups": {name: list(shape) for name, shape in self.groups.items()},
-            "owners": [self._whole.get(i) for i in range(len(self.parameter_shapes))],
-            "labels": {name: _checksum(labels) for name, labels in self.labels().items()},
-            "fixed": {name: _checksum(mask) for name, mask in self.fixed().items()},
-        }
-
     def labels(self) -> dict[str, Tensor]:
-        """Parameter name -> labels, for the parameters whose entries are split among several sigmas."""
+        """Parameter name -> labels, for the parameters with several sigmas."""
         names = list(self.parameter_shapes)
         return {names[i]: self.get_buffer(f"labels_{i}") for i in self._labelled}
 
     def fixed(self) -> dict[str, Tensor]:
-        """Parameter name -> mask, for the parameters some of whose entries no gradient reaches."""
+        """Parameter name -> mask, for the parameters with entries that no gradient reaches."""
         names = list(self.parameter_shapes)
         return {names[i]: self._mask(i) for i in self._fixed}
+
+    def describe(self) -> dict[str, Any]:
+        """The partition as plain data for JSON, with checksums in place of labels and masks."""
+        return {
+            "parameters": {name: list(shape) for name, shape in self.parameter_shapes.items()},
+            "groups": {name: list(shape) for name, shape in self.groups.items()},
+            "owners": [self._whole.get(i) for i in range(len(self.parameter_shapes))],
+            "labels": {name: checksum(labels) for name, labels in self.labels().items()},
+            "fixed": {name: checksum(mask) for name, mask in self.fixed().items()},
+        }
 
     @classmethod
     def restore(
@@ -414,7 +416,7 @@ class Partition(nn.Module):
         sigma: Tensor,
         fixed: Mapping[str, Tensor],
     ) -> Partition:
-        """The partition that `describe`, `labels`, `sigma` and `fixed` tell of."""
+        """The partition with this `describe`, `labels`, `sigma` and `fixed`."""
         owners = [
             labels[name] if owner is None else owner
             for name, owner in zip(description["parameters"], description["owners"], strict=True)
@@ -430,21 +432,14 @@ class Partition(nn.Module):
         return partition
 
 
-def _checksum(t: Tensor) -> int:
-    return zlib.crc32(t.cpu().contiguous().numpy().tobytes())
-
-
 def _group_shapes(assigned: Mapping[str, Assignment]) -> dict[str, Shape]:
     """Group name -> the shape of its sigmas, in the order in which the groups first appear."""
     shapes: dict[str, Shape] = {}
     for parameter, (group, labels, shape) in assigned.items():
         seen = shapes.get(group)
-        if labels is None:
-            wanted: Shape = ()
-        elif shape is not None:
-            wanted = shape
-        else:
-            wanted = (max([int(labels.max()) + 1, *(seen or ())]),)
+        wanted = shape
+        if wanted is None:
+            wanted = () if labels is None else (max([int(labels.max()) + 1, *(seen or ())]),)
         if (seen is not None and len(seen) != len(wanted)) or (shape is not None and seen not in (None, shape)):
             raise ValueError(
                 f"group {group!r} has sigmas of shape {seen}, but parameter {parameter!r} wants {wanted}: give "

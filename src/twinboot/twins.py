@@ -51,8 +51,8 @@ class Twins(nn.Module):
         model: any module. The twins are copies of it. Frozen parameters (`requires_grad=False`) are shared by all
             copies and carry no noise, so freeze before you build the twins. Tied weights stay tied.
         replicas: the number of copies. More than two lower the variance of sigma^2 by 1 / (replicas - 1).
-        groups: which weights share one sigma: `"layer"`, `"tensor"`, `"unit"`, `Blocks(shape)` or a function of
-            (name, parameter); see `twinboot.groups`.
+        groups: which weights share one sigma: `"layer"`, `"tensor"`, `"unit"`, `"weight"` (none do), `Blocks(shape)` or
+            a function of (name, parameter); see `twinboot.groups`.
         seed: seeds the noise of `sampled` and `reset`. No global generator is read or changed.
         stacked: hold each parameter as one tensor for all copies, and run them in one pass as `twins(x1, x2)`. Steps of
             small fully connected models then cost less (`_core/stack.py` says which models can be stacked).

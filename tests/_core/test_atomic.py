@@ -42,7 +42,7 @@ def test_an_exception_leaves_what_was_there_and_nothing_else(tmp_path: Path, old
     assert [file.read_text() for file in tmp_path.iterdir()] == ([] if old is None else [old])
 
 
-def test_a_folder_that_is_not_there_is_told_by_the_write(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported_by_the_write(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere"), replacing(tmp_path / "nowhere" / "a.txt") as partial:
         partial.write_text("new")
 
@@ -56,7 +56,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next_write(tmp_path: Path)
     [left] = tmp_path.iterdir()
     assert left.name.endswith(f".{process.pid}.partial")
     others = [".b.txt.host.1.partial", ".a.txt.another-host.1.partial", f"{left.name}x"]
-    for name in others:  # of another file, of another machine, and of nobody
+    for name in others:  # of another file, another machine, and no process
         (tmp_path / name).write_text("theirs")
     with replacing(path) as partial:
         partial.write_text("new")

@@ -24,7 +24,7 @@ def asked(epochs: int, **options: Any) -> None: ...
 def passed_on(num_workers: int) -> None: ...
 
 
-def test_options_of_all_takers_are_known() -> None:
+def test_options_that_are_passed_on_are_known() -> None:
     require_known(["epochs", "num_workers"], asked, passed_on)
 
 
@@ -37,7 +37,7 @@ def test_options_of_all_takers_are_known() -> None:
         ("options", r"asked has no option 'options'"),  # the name of what is passed on is none itself
     ],
 )
-def test_others_are_refused_with_what_may_have_been_meant(name: str, said: str) -> None:
+def test_unknown_options_are_refused_with_the_most_similar_name(name: str, said: str) -> None:
     with pytest.raises(TypeError, match=said):
         require_known([name], asked, passed_on)
 
@@ -63,6 +63,7 @@ def annotated(
     kind: Literal["a", "b"],
     make: Callable[[int], int] | None,
     pair: tuple[int, int],
+    anything: tuple,  # type: ignore[type-arg]
     models: Sequence[nn.Module],
     t: Tensor,
     free: Any,
@@ -78,13 +79,14 @@ GOOD: dict[str, Any] = {
     "kind": "a",
     "make": abs,
     "pair": (1, 2),
+    "anything": ("a", 1, None),
     "models": [nn.ReLU()],
     "t": torch.zeros(2),
     "free": object(),
 }
 
 
-def test_what_the_annotations_say_is_taken() -> None:
+def test_values_of_the_annotated_types_are_accepted() -> None:
     annotated(**GOOD)
     for change in (
         {"n": np.int64(3)},
@@ -128,13 +130,13 @@ def test_other_values_are_refused_in_one_sentence(name: str, value: Any, said: s
 
 
 @pytest.mark.parametrize("value", [None, True, "1", 1j, 10**400, torch.zeros(1), torch.tensor(True)])
-def test_what_is_no_number_is_refused(value: Any) -> None:
+def test_values_that_are_not_numbers_are_refused(value: Any) -> None:
     with pytest.raises(TypeError, match=r"^noise must be a number, not .*\.$"):
         require_number("noise", value)
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, torch.tensor])
-def test_infinity_of_any_kind_is_none(kind: Any) -> None:
+def test_infinity_of_any_type_is_refused(kind: Any) -> None:
     require_number("noise", kind(1.0))
     with pytest.raises(ValueError, match=r"^noise must be a finite number of at least 0, not .*inf.*\.$"):
         require_number("noise", kind(float("inf")))

@@ -41,7 +41,7 @@ def test_the_mean_of_equal_tensors_is_exactly_their_value() -> None:
 
 
 class Masked(nn.Linear):
-    """A buffer of which several entries are one in memory, and one that is sparse."""
+    """An expanded buffer, whose entries share their memory, and a sparse one."""
 
     def __init__(self, value: float) -> None:
         super().__init__(3, 1)
@@ -59,7 +59,7 @@ def test_buffers_that_were_expanded_can_be_loaded_into_copies(stacked: bool, tmp
         assert estimate.module.get_buffer("links").is_sparse
 
 
-def test_only_buffers_that_were_expanded_are_laid_out_anew() -> None:
+def test_only_expanded_buffers_get_new_memory() -> None:
     model = nn.Module()
     model.register_buffer("mask", torch.zeros(1, 3).expand(2, 3))
     model.register_buffer("image", torch.zeros(1, 2, 3, 3).to(memory_format=torch.channels_last))

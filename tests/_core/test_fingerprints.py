@@ -1,4 +1,4 @@
-"""The same model and function are told alike in each process, and others are not."""
+"""The same model or function has the same fingerprint in each process, and others have another."""
 
 import os
 import subprocess
@@ -82,15 +82,15 @@ DIFFERENT: list[Callable[[], Any]] = [
 ]
 
 
-def test_each_function_is_told_apart_and_like_itself() -> None:
+def test_each_function_has_a_fingerprint_of_its_own() -> None:
     told = [of_function(make()) for make in DIFFERENT]
     assert told == [of_function(make()) for make in DIFFERENT]
     assert len(set(told)) == len(told)
     assert all(" at 0x" not in one for one in told)
 
 
-def test_another_process_tells_the_same() -> None:
-    """With another seed of the hashes of strings, which decides the order of sets."""
+def test_another_process_computes_the_same_fingerprints() -> None:
+    """With another hash seed, which decides the order of sets of strings."""
     script = "import test_fingerprints as t; print([t.of_function(make()) for make in t.DIFFERENT])"
     known = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     said = [
@@ -228,11 +228,11 @@ class Slotted:
         lambda by: closed({"by": by, 1: "a", "1": []}),
     ],
 )
-def test_what_a_callable_carries_counts_in_whatever_form(make: Any) -> None:
+def test_values_that_a_callable_holds_change_its_fingerprint(make: Any) -> None:
     assert of_function(make(1.0)) == of_function(make(1.0)) != of_function(make(2.0))
 
 
-def test_what_cannot_be_looked_into_is_known_by_its_class() -> None:
+def test_an_object_that_cannot_be_inspected_is_known_by_its_class() -> None:
     class Silent:
         def __repr__(self) -> str:
             raise RuntimeError
@@ -243,7 +243,7 @@ def test_what_cannot_be_looked_into_is_known_by_its_class() -> None:
         assert of_function(closed(odd)) == of_function(closed(odd))
 
 
-def test_names_of_attributes_are_not_those_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_attributes_are_not_taken_for_globals(monkeypatch: pytest.MonkeyPatch) -> None:
     before = of_function(loss)  # which calls .mean()
     monkeypatch.setitem(globals(), "mean", 0.25)
     assert of_function(loss) == before
@@ -255,7 +255,7 @@ def test_the_weights_of_a_model_do_not_count_and_buffers_do() -> None:
     assert of_function(closed(first)) == of_function(closed(second))
 
 
-def test_functions_that_use_each_other_are_told_once() -> None:
+def test_functions_that_use_each_other_are_described_once() -> None:
     space: dict[str, Any] = {"f0": lambda: 0, "f1": lambda: 1}
     for n in range(2, 40):  # each calls the two before it
         exec(compile(f"def f{n}():\n    return f{n - 1}() + f{n - 2}()", "mine.py", "exec"), space)

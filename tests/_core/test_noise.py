@@ -46,7 +46,7 @@ def test_restore_is_bit_exact_after_an_exception(twins: Twins) -> None:
     with pytest.raises(KeyboardInterrupt), twins.sampled():
         raise KeyboardInterrupt
     assert_same_bits(weights(twins), before)
-    with twins.sampled():  # and the twins are not left in the belief that they are still inside
+    with twins.sampled():  # the twins know that the block has ended
         pass
 
 
@@ -95,7 +95,7 @@ def test_backward_after_the_block_is_refused(twins: Twins) -> None:
 
 def test_backward_after_the_block_is_refused_where_pytorch_itself_would_not_notice() -> None:
     class Recomputing(nn.Module):
-        """Activations computed again in the backward pass: outside the block that would be with other weights."""
+        """Activations are computed again in the backward pass: outside the block with other weights."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -160,7 +160,7 @@ def test_an_optimizer_that_steps_inside_is_refused_and_nothing_is_lost(twins: Tw
         optimizer.step()
     assert_same_bits(weights(twins), before)
     with twins.sampled():
-        other.step()  # not of these weights
+        other.step()  # of other weights
     optimizer.step()
     assert not torch.equal(weights(twins)[0], before[0])
 
@@ -237,9 +237,9 @@ def test_a_restore_that_fails_leaves_no_hook_and_no_block_behind(twins: Twins) -
     with pytest.raises(RuntimeError), twins.sampled():
         twins[0][0].weight.data = torch.zeros(1, 2, 3)
     assert not twins[0]._forward_hooks
-    torch.optim.SGD(twins.parameters(), 0.1).step()  # no hook of the block's forbids it
+    torch.optim.SGD(twins.parameters(), 0.1).step()  # no hook of the block is left
     with pytest.raises(RuntimeError, match="size of tensor"):
-        twins.update()  # its own complaint, not that it were still inside
+        twins.update()  # the error of update, not that of an open block
 
 
 def test_saving_inside_never_stores_noisy_weights(twins: Twins) -> None:
@@ -251,7 +251,7 @@ def test_saving_inside_never_stores_noisy_weights(twins: Twins) -> None:
     del outside["_extra_state"], inside["_extra_state"]  # the count of draws, which has gone up
     assert_same_bits(dict(inside), dict(outside))
     assert_same_bits(dict(inside_first), dict(first))
-    twins.update()  # what was saved does not change when the twins go on
+    twins.update()  # the saved state does not change with the twins
     with twins.sampled():
         assert_same_bits(dict(inside_first), dict(first))
 
@@ -328,4 +328,4 @@ def test_noise_of_channels_last_weights_is_drawn_as_they_lie_in_memory() -> None
     weight = torch.empty(8, 4, 3, 3).to(memory_format=torch.channels_last)
     assert in_order(weight).is_contiguous()
     assert in_order(weight).data_ptr() == weight.data_ptr()
-    assert in_order(weight[:, ::2]).stride() == weight[:, ::2].stride()  # no order makes these plain
+    assert in_order(weight[:, ::2]).stride() == weight[:, ::2].stride()  # no order makes these contiguous

@@ -115,7 +115,7 @@ def test_a_step_of_one_thread_does_not_meet_the_hooks_of_another_that_come_and_g
         if not others:
             others.append(threading.Thread(target=run))
             others[0].start()
-            others[0].join(0.5)  # time enough for a step, if there were nothing to wait for
+            others[0].join(0.5)  # enough time for a step that does not wait
 
     hooks = [register_optimizer_step_pre_hook(hook) for hook in (begin_another, lambda *step: None)]
     try:

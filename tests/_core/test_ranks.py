@@ -12,7 +12,7 @@ from twinboot import fit
 from twinboot._core import ranks
 
 
-def test_without_other_processes_there_is_one_rank_and_nothing_to_add_to_a_seed() -> None:
+def test_one_process_is_rank_0_of_1_and_adds_nothing_to_a_seed() -> None:
     assert ranks.share() == (0, 1)
     assert ranks.own() == ()
 
@@ -61,13 +61,13 @@ def mean_of_ranks() -> float:
     return found
 
 
-def test_ranks_that_find_other_checkpoints_are_refused_together(tmp_path: Path) -> None:
+def test_all_ranks_refuse_checkpoints_that_differ(tmp_path: Path) -> None:
     for said in together(refused, str(tmp_path)):
         assert said == f"the ranks do not find the same checkpoints: {tmp_path}/"
 
 
 def refused(folder: str) -> str:
-    own = Path(folder) / str(ranks.share()[0])  # as on machines without a common disk, where the first alone writes
+    own = Path(folder) / str(ranks.share()[0])  # as without a common disk, where the first rank alone writes
     own.mkdir()
     fitted(1, str(own))
     with pytest.raises(ValueError, match="must be one directory for all") as error:

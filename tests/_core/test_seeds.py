@@ -4,7 +4,7 @@ from twinboot import Bootstrap
 from twinboot._core import seeds
 
 
-def test_every_part_and_their_order_matter() -> None:
+def test_a_derived_seed_depends_on_every_part_and_their_order() -> None:
     derived = {
         seeds.derive(*parts) for parts in [(0, "a", 1), (0, "a", 2), (1, "a", 0), (0, "b", 1), (0, "a"), ("a", 0)]
     }

@@ -20,7 +20,7 @@ from twinboot import Blocks, Bootstrap, Estimate, PairedLoader, Twins
 
 
 def sharded(twins: Twins) -> Twins:
-    """As one does: the layers, then the whole."""
+    """As in the documentation of PyTorch: the layers, then the whole."""
     for module in list(twins.modules()):
         if isinstance(module, nn.Linear):
             fully_shard(module)
@@ -28,7 +28,7 @@ def sharded(twins: Twins) -> Twins:
 
 
 def apart(groups: Any = "layer", hidden: int = 8) -> Twins:
-    """Twins that stand apart, the same in each process, with a sigma to match."""
+    """Twins with different weights, equal in each process, and their sigma."""
     twins = Twins(mlp(hidden=hidden), groups=groups)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -125,7 +125,7 @@ def trained_without_noise() -> dict[str, Tensor]:
     return full(twins)
 
 
-def test_noise_is_on_all_shards_differs_between_them_and_is_taken_away_bit_for_bit() -> None:
+def test_each_shard_has_its_own_noise_and_is_restored_bit_for_bit() -> None:
     for found in together(noise_of_shards):
         noise = found["noise"]
         assert noise.numel() == 2 * sum(p.numel() for p in mlp(hidden=64).parameters())
@@ -145,7 +145,7 @@ def noise_of_shards() -> dict[str, Any]:
     with twins.sampled():
         inside = full(twins)
         state = {name: t.full_tensor() for name, t in twins.state_dict().items() if hasattr(t, "full_tensor")}
-        twins(x, x)  # which leaves whole weights behind, of which no backward pass gets rid
+        twins(x, x)  # leaves whole weights in memory, which no backward pass frees
     found = {"before": before, "after": full(twins), "state inside": state}
     clean = twins(x, x)
     torch.testing.assert_close(clean, tuple(twin(x) for twin in apart("tensor", hidden=64)))
@@ -162,7 +162,7 @@ def noise_of_shards() -> dict[str, Any]:
 def test_the_estimate_of_shards_is_whole_on_each_rank() -> None:
     wanted = apart().estimate()
     for found in together(estimate_of_shards):
-        assert "twins that are sharded cannot be copied: call estimate(model)" in found.pop("refused")
+        assert "sharded twins cannot be copied: call estimate(model)" in found.pop("refused")
         torch.testing.assert_close(found, wanted.state_dict())
 
 
@@ -196,7 +196,7 @@ def sigma_of_some_shards(how: str) -> dict[str, Tensor]:
     return twins.sigma
 
 
-def test_a_method_of_the_users_own_that_is_called_reshard_is_left_alone() -> None:
+def test_a_users_method_named_reshard_is_not_called() -> None:
     assert together(update_of_one_with_reshard) == [True, True]
 
 

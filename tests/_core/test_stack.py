@@ -170,7 +170,7 @@ def test_inputs_may_be_tuples_mappings_or_tensors_of_any_rank() -> None:
         together(x)
 
 
-def test_parameters_are_as_many_as_the_models_under_its_names() -> None:
+def test_parameters_have_the_names_and_number_of_the_models() -> None:
     twins = stacked(replicas=3)
     assert {n: p.shape[1:] for n, p in twins.named_parameters()} == {
         f"stack.{n}": p.shape for n, p in mlp().named_parameters()
@@ -255,7 +255,7 @@ def test_an_exception_ends_the_noise() -> None:
     assert_same_bits(twins(x, x), clean)
 
 
-def test_noise_of_scale_zero_is_none() -> None:
+def test_scale_zero_is_no_noise() -> None:
     twins = trained()
     x = torch.randn(3, 4, generator=seeded(0))
     clean = twins(x, x)
@@ -288,7 +288,7 @@ def test_a_resumed_run_equals_the_one_that_was_not_stopped_bit_for_bit(name: str
     assert_same_bits(snapshot(again), snapshot(twins))
 
 
-def test_states_of_the_other_kind_are_refused_in_a_sentence() -> None:
+def test_states_of_separate_and_stacked_twins_do_not_mix() -> None:
     with pytest.raises(ValueError, match="the checkpoint does not fit: stacked was False and is True here"):
         stacked().load_state_dict(Twins(mlp()).state_dict())
     with pytest.raises(ValueError, match="the checkpoint does not fit: stacked was True and is False here"):
@@ -297,7 +297,7 @@ def test_states_of_the_other_kind_are_refused_in_a_sentence() -> None:
         stacked().load_state_dict(mlp().state_dict())
 
 
-def test_moved_cast_and_assigned_weights_are_the_ones_in_use() -> None:
+def test_weights_may_be_moved_cast_and_assigned() -> None:
     twins = trained()
     twins.double()
     train_together(
@@ -329,7 +329,7 @@ def test_copies_and_pickles_are_independent_twins_with_the_same_future(copied: A
     twins = trained()
     again = copied(twins)
     assert vars(again).keys() == vars(twins).keys()
-    assert again._store._kept is None  # views of the weights of then, and room for noise: made anew where they are
+    assert again._store._cached is None  # views of the old weights
     before = snapshot(twins)
     for t in (again, twins):
         train_together(t, pairs(), torch.optim.Adam(t.parameters(), 1e-2))
@@ -349,7 +349,7 @@ def test_unstacked_models_and_the_estimate_are_independent_of_the_twins() -> Non
     assert_same_bits(snapshot(twins), before)
 
 
-def test_the_estimate_has_so_many_times_sigma() -> None:
+def test_the_scale_of_an_estimate_multiplies_sigma() -> None:
     twins = trained()
     torch.testing.assert_close(twins.estimate(scale=0.5).partition.sigma, twins.partition.sigma / 2)
     for wrong in (-1.0, math.nan, math.inf, Bootstrap(40), True):
@@ -380,7 +380,7 @@ def test_compiled_stacked_twins_give_the_same_run() -> None:
 # --- what is refused
 
 
-def test_iterating_and_indexing_get_a_sentence_that_names_the_call() -> None:
+def test_iterating_and_indexing_are_refused_with_the_call_to_use() -> None:
     twins = stacked()
     for use in (lambda: list(twins), lambda: twins[0], lambda: train(twins, pairs(), torch.optim.SGD([torch.ones(1)]))):
         with pytest.raises(TypeError, match=r"stacked twins run together: call twins\(x1, x2\)"):
@@ -418,7 +418,7 @@ def test_a_subclass_of_twins_can_be_stacked() -> None:
     assert [len(y) for y in twins(torch.ones(3, 4), torch.ones(2, 4))] == [3, 2]
 
 
-def test_both_kinds_of_twins_show_their_weights_in_one_form() -> None:
+def test_separate_and_stacked_twins_return_weights_in_one_form() -> None:
     apart, together = Twins(mlp(), 3), stacked(replicas=3)
     assert {n: w.shape for n, w in apart.weights().items()} == {n: w.shape for n, w in together.weights().items()}
     for twins in (apart, together):
@@ -503,7 +503,7 @@ def patched() -> nn.Module:
         nn.Conv2d(1, 1, 1),
     ],
 )
-def test_what_mixes_entries_or_does_more_than_its_class_is_no_chain(model: nn.Module) -> None:
+def test_modules_that_mix_entries_and_subclasses_are_no_chain(model: nn.Module) -> None:
     assert Chain.of(model, list(model.parameters())) is None
 
 
@@ -519,7 +519,7 @@ def test_what_mixes_entries_or_does_more_than_its_class_is_no_chain(model: nn.Mo
         (mlp(), [(torch.zeros(2, 4),), torch.zeros(2, 4)], False),
     ],
 )
-def test_a_chain_takes_batches_of_rows(model: nn.Module, inputs: list[Any], taken: bool) -> None:
+def test_a_chain_takes_batches_of_vectors(model: nn.Module, inputs: list[Any], taken: bool) -> None:
     chain = Chain.of(model, list(model.parameters()))
     assert chain is not None
     assert chain.takes(inputs) == taken

@@ -4,14 +4,14 @@ import torch
 from twinboot._core.states import pack, require_same, unpack
 
 
-def test_what_is_packed_is_unpacked() -> None:
+def test_unpack_inverts_pack() -> None:
     data = {"a": 1, "b": {"ß": [1, None, "x"]}}
     assert pack(data).dtype == torch.uint8
     assert unpack(pack(data)) == data
 
 
 @pytest.mark.parametrize("damaged", [torch.tensor([1, 2], dtype=torch.uint8), torch.tensor([1.5]), "text"])
-def test_what_is_no_text_gets_a_sentence(damaged: object) -> None:
+def test_damaged_bytes_are_refused_in_one_sentence(damaged: object) -> None:
     with pytest.raises(ValueError, match="the checkpoint is damaged"):
         unpack(damaged)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Large tensors in pieces: nothing is left out, and draws do not depend on who holds the tensor."""
+"""Large tensors in pieces: no entry is missing, and draws do not depend on how the tensor is stored."""
 
 import math
 from unittest import mock
@@ -17,7 +17,7 @@ SHAPES = st.lists(st.integers(1, 6), min_size=0, max_size=3)
 
 
 @given(shape=SHAPES, most=st.integers(1, 40))
-def test_pieces_are_rows_of_the_tensor_itself_and_no_larger_than_need_be(shape: list[int], most: int) -> None:
+def test_pieces_are_views_of_rows_and_small_enough(shape: list[int], most: int) -> None:
     t = torch.arange(math.prod(shape)).view(shape)
     with mock.patch.object(tensors, "AT_ONCE", most):
         found = tensors.split(t)
@@ -29,7 +29,7 @@ def test_pieces_are_rows_of_the_tensor_itself_and_no_larger_than_need_be(shape: 
 
 
 @given(shape=SHAPES, most=st.integers(1, 40))
-def test_copies_are_filled_as_their_pieces_are(shape: list[int], most: int) -> None:
+def test_copies_are_filled_with_the_draws_of_their_pieces(shape: list[int], most: int) -> None:
     generator, other = seeded(1), seeded(1)
     whole = torch.zeros(2, *shape)
     with mock.patch.object(tensors, "AT_ONCE", most):

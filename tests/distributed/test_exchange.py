@@ -17,8 +17,8 @@ def tensors(rank: int) -> list[Tensor]:
     made[2] = made[2].to(memory_format=torch.channels_last)
     made[3] = made[3].bfloat16()
     made[5][rank % 2] = -torch.inf
-    made.append(torch.randn(6, 8, generator=generator)[::2, ::3])  # which has gaps
-    return [*made, torch.randn(2, 1, generator=generator).expand(2, 3)]  # of which several entries are one in memory
+    made.append(torch.randn(6, 8, generator=generator)[::2, ::3])  # not contiguous
+    return [*made, torch.randn(2, 1, generator=generator).expand(2, 3)]  # entries that share their memory
 
 
 def gathered(bucket: int) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Noise in what is read of the weights: gradients are those at noisy weights, to the last bit, and none is kept."""
+"""Lean noise: gradients are those at noisy weights, bit for bit, and no noisy weight is stored."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ SIGMA = 0.1
 
 
 class Tied(nn.Module):
-    """One matrix that embeds words and tells the next one, some of it by its transpose, and a frozen shift."""
+    """One matrix embeds words and predicts the next one, in part by its transpose, with a frozen shift."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ def test_gradients_are_those_of_a_model_with_the_noisy_weights_bit_for_bit(name:
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     with noisy_reads(weights):
         noisy = [w.detach().clone() for w in weights]
-        for _ in range(2):  # the noise is the same as long as the block lasts
+        for _ in range(2):  # the noise is the same in the whole block
             with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                 value = loss(model, x)
             value.backward()
@@ -125,7 +125,7 @@ def test_no_noisy_weight_is_kept_for_the_backward_pass(name: str) -> None:
     with noisy_reads(weights), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         loss(model, x)
     own = {w.untyped_storage().data_ptr() for w in weights}
-    sizes = {w.numel() for w in weights if w.ndim > 1}  # which no activation has
+    sizes = {w.numel() for w in weights if w.ndim > 1}  # no activation has this size
     assert own & kept.keys()
     assert not any(t.untyped_storage().nbytes() // 4 in sizes for address, t in kept.items() if address not in own)
 
@@ -162,7 +162,7 @@ def test_a_compiled_model_has_the_noise_too() -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "convolutions"])
-def test_where_nothing_is_recorded_the_noise_is_there_too(name: str) -> None:
+def test_there_is_noise_without_gradients_too(name: str) -> None:
     make, data = MODELS[name]
     model, x = make().eval(), data()
     reference, weights = copy.deepcopy(model), trained(model)
@@ -184,7 +184,7 @@ def test_where_nothing_is_recorded_the_noise_is_there_too(name: str) -> None:
     assert all(torch.equal(t, e.double()) for t, e in zip(turned, noisy, strict=True))
 
 
-def test_a_pass_from_before_the_block_has_no_backward_pass_inside() -> None:
+def test_a_backward_pass_of_an_earlier_forward_pass_is_refused_inside() -> None:
     model, x = mlp(), torch.randn(5, 4)
     before = loss(model, x)
     with noisy_reads(trained(model)), pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -206,7 +206,7 @@ def test_another_thread_is_refused() -> None:
         pool.submit(model, x).result()
 
 
-def test_gradients_may_go_and_come_without_a_read() -> None:
+def test_gradients_may_be_cleared_and_set_inside() -> None:
     heads = nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 3)])
     heads.register_parameter("empty", nn.Parameter(torch.zeros(0)))
     optimizer, x = torch.optim.SGD(heads.parameters(), 0.1), torch.randn(5, 4)
@@ -225,7 +225,7 @@ def test_memory_of_several_weights_is_not_read_as_one_tensor() -> None:
             flat.clone()
 
 
-def test_what_is_written_to_a_weight_is_written_to_the_weight() -> None:
+def test_writes_reach_the_clean_weight() -> None:
     weight, copied = torch.ones(3, requires_grad=True), torch.zeros(3)
 
     @torch.no_grad()

@@ -19,7 +19,7 @@ def partition_of(*shapes: tuple[int, ...], groups: Any = "tensor") -> Partition:
 
 
 def squares(sketch: Sketch, partition: Partition, difference: list[Tensor], seed: int) -> Tensor:
-    """The squared distance behind each sigma, as the sketch of the difference has it."""
+    """For each sigma, the squared distance that the sketch estimates."""
     total = torch.zeros_like(partition.sigma)
     for i, part in enumerate(sketch.split(sketch.of(difference, seed, beside=total))):
         partition.add_squares_(total, [i], [part], [part])
@@ -70,7 +70,7 @@ def test_labels_along_two_dimensions_as_of_transposed_convolutions_are_sketched_
     assert squares(sketch, partition, [d], seed=0).tolist() == [0, 4, 0, 0]
 
 
-def test_what_a_sketch_would_not_halve_is_sent_itself() -> None:
+def test_a_parameter_that_a_sketch_would_not_halve_is_sent_itself() -> None:
     assert Sketch(partition_of((200,), (201,), (3, 67)), 100).shapes == [(200,), (100,), (100,)]
     assert Sketch(partition_of((40, 30), groups="unit"), 15).shapes == [(40, 30)]
     assert Sketch(partition_of((40, 31), groups="unit"), 15).shapes == [(40, 15)]
@@ -96,8 +96,8 @@ def test_a_sketch_is_linear_and_its_signs_depend_on_the_seed_alone() -> None:
     assert not torch.equal(of[0], sketch.of(first, 6, beside=partition.sigma))
 
 
-def test_signs_are_even_and_of_neighbours_independent() -> None:
-    ones = torch.ones(2**18 + 7)  # words of random bits that are not used up
+def test_signs_have_mean_0_and_neighbours_are_independent() -> None:
+    ones = torch.ones(2**18 + 7)  # the last word of random bits is used in part
     signs = _Signs(0)
     drawn = torch.cat([signs.flipped(ones), signs.flipped(ones)])
     assert drawn.abs().eq(1).all()
@@ -129,7 +129,7 @@ def test_other_dtypes_are_summed_in_float32_or_better(dtype: torch.dtype) -> Non
         assert_same_bits(sent, sketch.of([w.float()], 0, beside=partition.sigma).double())
 
 
-def test_memory_order_does_not_matter_to_what_a_sketch_says() -> None:
+def test_a_sketch_does_not_depend_on_memory_order() -> None:
     d = torch.randn(8, 5, 3, 3, generator=seeded(0))
     for groups in ("tensor", "unit"):
         partition = partition_of((8, 5, 3, 3), groups=groups)

@@ -18,7 +18,7 @@ MakeData = Any
 
 
 class Traces:
-    """Measurements [n, ...], each a few nonlinear functions of the field; keeps the record of what is computed."""
+    """Measurements [n, ...], each a few nonlinear functions of the field; records which are computed."""
 
     def __init__(self, kernels: Tensor, record: list[list[int]] | None = None, own: Tensor | None = None) -> None:
         self.kernels, self.record = kernels, [] if record is None else record
@@ -33,7 +33,7 @@ class Traces:
 
 
 def traces(*axes: int) -> tuple[Traces, Tensor]:
-    """An operator whose measurements have those axes of their own, and noisy measurements."""
+    """An operator whose measurements have these further axes, and noisy measurements."""
     generator = seeded(0)
     kernels = torch.randn(N, *axes, CELLS, generator=generator, dtype=torch.double) / 3
     noise = torch.randn(N, *axes, generator=generator, dtype=torch.double)
@@ -68,10 +68,8 @@ def written_out(forward: Any, observed: Tensor, bootstrap: Bootstrap, fields: Te
 @all_bootstraps
 @pytest.mark.parametrize("axes", AXES)
 @pytest.mark.parametrize("make", [Weighted, Divided])
-def test_loss_and_gradient_are_those_of_the_loss_as_it_is_written(
-    make: MakeData, bootstrap: Bootstrap, axes: tuple[int, ...]
-) -> None:
-    """Both come in units of the mean square of what some twin sees."""
+def test_loss_and_gradient_equal_the_formula(make: MakeData, bootstrap: Bootstrap, axes: tuple[int, ...]) -> None:
+    """Both in units of the mean square of the measurements that some twin sees."""
     forward, observed = traces(*axes)
     fields = some_fields(bootstrap.replicas)
     value, gradient = make(forward, observed, START, bootstrap).loss(fields, 1)
@@ -84,23 +82,9 @@ def test_loss_and_gradient_are_those_of_the_loss_as_it_is_written(
     assert not fields.requires_grad
 
 
-@all_bootstraps
-@pytest.mark.parametrize("axes", AXES)
-def test_twins_that_compute_only_their_own_have_the_same_loss_and_gradient(
-    bootstrap: Bootstrap, axes: tuple[int, ...]
-) -> None:
-    forward, observed = traces(*axes)
-    fields = some_fields(bootstrap.replicas)
-    (value, gradient), (other, slope) = (
-        make(forward, observed, START, bootstrap).loss(fields, 1) for make in (Weighted, Divided)
-    )
-    assert value == pytest.approx(other, rel=1e-12)
-    torch.testing.assert_close(gradient, slope)
-
-
 @three_ways
 @pytest.mark.parametrize("replicas", [2, 3])
-def test_measurements_that_no_twin_sees_change_no_bit(make: MakeData, replicas: int) -> None:
+def test_out_of_bag_measurements_change_no_bit_of_the_loss(make: MakeData, replicas: int) -> None:
     forward, observed = traces(2)
     bootstrap = Bootstrap(N, replicas, seed=6)
     other = observed.clone()
@@ -114,8 +98,8 @@ def test_measurements_that_no_twin_sees_change_no_bit(make: MakeData, replicas: 
 
 
 @three_ways
-def test_a_measurement_that_some_twin_sees_does_matter(make: MakeData) -> None:
-    """In the batch of some step; else the test above could not fail."""
+def test_a_measurement_that_a_twin_sees_changes_the_loss(make: MakeData) -> None:
+    """In the batch of some step. Without this, the test above could not fail."""
     forward, observed = traces()
     bootstrap = Bootstrap(N, seed=5)
     for index in bootstrap.seen[:5]:
@@ -128,7 +112,7 @@ def test_a_measurement_that_some_twin_sees_does_matter(make: MakeData) -> None:
 
 @three_ways
 @pytest.mark.parametrize("axes", AXES)
-def test_unseen_losses_are_squared_residuals_of_what_no_twin_drew(make: MakeData, axes: tuple[int, ...]) -> None:
+def test_unseen_losses_are_squared_residuals_of_out_of_bag_measurements(make: MakeData, axes: tuple[int, ...]) -> None:
     forward, observed = traces(*axes)
     bootstrap, field = Bootstrap(N, seed=5), some_fields(1)[0]
     squared = (forward(field) - observed).square().reshape(N, -1).mean(1) / observed[bootstrap.seen].square().mean()
@@ -157,7 +141,7 @@ def test_each_twin_computes_what_it_drew_once_and_nothing_else(replicas: int) ->
     assert [sorted(asked) for asked in forward.record] == [bootstrap.unseen.tolist()]
 
 
-def test_what_both_twins_drew_is_held_once() -> None:
+def test_rows_that_both_twins_drew_are_stored_once() -> None:
     """The parts of two twins are views of one matrix, which has the rows that some twin sees."""
     data = Divided(Dense(torch.randn(N, CELLS)), torch.ones(N), torch.zeros(CELLS), bootstrap := Bootstrap(N))
     first, second = (part.columns.untyped_storage() for part in data.parts)  # type: ignore[attr-defined]
@@ -209,8 +193,8 @@ def test_an_epoch_goes_through_all_draws_of_each_twin_once_and_the_next_in_anoth
 
 
 @pytest.mark.parametrize("bootstrap", [Bootstrap(N, seed=5), Bootstrap(N, 3, seed=4, kind="poisson")], ids=repr)
-def test_what_is_left_at_the_end_of_an_epoch_waits_for_the_next(bootstrap: Bootstrap) -> None:
-    """Every batch is full, also for twins that drew a different number of times, and no draw comes twice."""
+def test_every_batch_is_full_and_no_draw_comes_twice_in_an_epoch(bootstrap: Bootstrap) -> None:
+    """Also for twins with different numbers of draws. The rest of an epoch waits for the next one."""
     steps = int(bootstrap.counts.sum(1).min()) // 13
     asked = epochs(bootstrap, 13, 2 * steps)
     assert {len(batch) for batch in asked} == {13}
@@ -219,8 +203,8 @@ def test_what_is_left_at_the_end_of_an_epoch_waits_for_the_next(bootstrap: Boots
         assert not own - Counter(bootstrap.indices(twin).tolist())
 
 
-def test_the_same_step_is_the_same_batch_however_often_it_is_asked_for() -> None:
-    """As LBFGS does, and a run that goes on from a later step."""
+def test_a_step_always_has_the_same_batch() -> None:
+    """LBFGS asks several times in a step, and a resumed run starts at a later one."""
     forward, observed = traces()
     data = Batches(forward, observed, START, Bootstrap(N), 10, 0)
     fields = some_fields(2)
@@ -230,19 +214,19 @@ def test_the_same_step_is_the_same_batch_however_often_it_is_asked_for() -> None
     assert fourth[0] != ninth[0]
 
 
-def test_the_cheapest_way_that_the_operator_allows_is_taken() -> None:
+def test_see_takes_the_cheapest_way_that_the_operator_allows() -> None:
     forward, observed = traces(2)
     whole = partial(see, observed=observed, initial=START, seed=0)
     plain = whole(lambda v: forward(v), bootstrap=Bootstrap(N), batch_size=None)
     assert type(plain) is Weighted
     assert type(whole(forward, bootstrap=Bootstrap(N), batch_size=None)) is Divided
     assert type(whole(forward, bootstrap=Bootstrap(N), batch_size=5)) is Batches
-    both_axes = whole(forward, bootstrap=Bootstrap(2 * N), batch_size=None)  # rows are only of the first axis
+    both_axes = whole(forward, bootstrap=Bootstrap(2 * N), batch_size=None)  # rows selects along the first axis only
     assert type(both_axes) is Weighted
 
 
 class Shifted(Traces):
-    """Gives the measurement after the one that was asked for."""
+    """Returns the measurement after the requested one."""
 
     def rows(self, index: Any) -> Traces:
         return super().rows((index + 1) % len(self.kernels))
@@ -270,8 +254,8 @@ def test_bad_batches_and_rows_get_one_sentence(change: Any, batch_size: int | No
     assert "\n" not in str(caught.value)
 
 
-def test_a_few_measurements_at_a_time_lead_to_the_solution_of_a_linear_problem() -> None:
-    """Batches of a sixth of the draws, for a truth that hardly any noise hides."""
+def test_batches_find_the_solution_of_a_linear_problem() -> None:
+    """Batches of a sixth of the draws, with little noise."""
     generator = seeded(0)
     matrix = torch.randn(N, CELLS, generator=generator)
     truth = torch.randn(3, 4, generator=generator)
@@ -285,7 +269,7 @@ def test_a_few_measurements_at_a_time_lead_to_the_solution_of_a_linear_problem()
 
 
 def test_weights_of_a_bayesian_bootstrap_go_with_a_divisible_operator() -> None:
-    """There every twin sees every measurement, so that none is left to stop by."""
+    """Every twin sees every measurement, so there is no early stopping."""
     matrix = torch.randn(N, CELLS, generator=seeded(0))
     run = partial(
         invert,
@@ -369,7 +353,7 @@ class Reversed(Masked):
 
 
 @pytest.mark.parametrize("kind", [Masked, Reversed])
-def test_rows_in_a_wrong_order_are_noticed_even_where_all_measurements_begin_alike(kind: type[Masked]) -> None:
+def test_rows_in_a_wrong_order_are_refused_even_if_the_initial_measurements_are_equal(kind: type[Masked]) -> None:
     with pytest.raises(ValueError, match="gives something else than"):
         invert(kind(torch.randn(60, 4, generator=seeded(0))), torch.ones(60), torch.zeros(4))
 

@@ -1,1 +1,1 @@
-"""What the rest is built on: noise, copies of models, sharding, ranks, seeds, checks of arguments, files."""
+"""Private building blocks: noise, copies of models, sharding, ranks, seeds, checks of arguments, files."""

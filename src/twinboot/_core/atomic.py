@@ -1,4 +1,4 @@
-"""Files that appear under their names whole or not at all."""
+"""Write files so that a reader finds the old content or the new, and never a part."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A hidden place beside `path` to write to. What is there at the end of the block takes the name `path`, by one
-    rename; after an exception it is gone, and the file from before is as it was. What a killed process of this machine
-    left of the same file is removed."""
-    # Another process may write the same file, on another machine that shares the disk, too.
+    """Gives a hidden file beside `path` to write to. At the end of the block it is renamed to `path`.
+
+    After an exception it is deleted, and the file at `path` stays as it was. Hidden files that killed processes of this
+    machine left are deleted, too.
+    """
+    # Processes on several machines that share the disk may write the same file.
     host = re.sub(r"[^\w-]", "-", platform.node())
     partial = path.with_name(f".{path.name}.{host}.{os.getpid()}.partial")
     _remove_abandoned(path, host)
@@ -29,30 +31,30 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file is on the disk itself, for the case that power fails."""
-    with path.open("r+b") as file:  # Windows syncs only what may be written
+    """Wait until a file is on the disk, so that it survives a power failure."""
+    with path.open("r+b") as file:  # Windows syncs only files that are open for writing
         try:
             os.fsync(file.fileno())
         except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.ENOSYS):  # of a file system that knows no such thing
+            if error.errno not in (errno.EINVAL, errno.ENOSYS):  # the file system cannot sync
                 raise
 
 
 def _remove_abandoned(path: Path, host: str) -> None:
     own = re.compile(rf"\.{re.escape(path.name)}\.{re.escape(host)}\.(\d+)\.partial")
-    with suppress(OSError):  # a folder that cannot be listed: the write itself will say what is wrong
+    with suppress(OSError):  # if the folder cannot be listed, the write itself reports that
         for name in os.listdir(path.parent):
             if (found := own.fullmatch(name)) and not _runs(int(found[1])):
                 path.with_name(name).unlink(missing_ok=True)
 
 
 def _runs(process: int) -> bool:
-    if sys.platform == "win32":  # where to ask is to end it
+    if sys.platform == "win32":  # os.kill would end the process
         return True
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # somebody else's
-        return True
+    except PermissionError:  # it runs, and belongs to another user
+        pass
     return True

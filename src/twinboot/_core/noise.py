@@ -1,8 +1,8 @@
-"""Noise that the weights carry for the time of a block, and the safeguards around it.
+"""Noise on the weights for the duration of a block, and the safeguards around it.
 
-Inside the block the parameters themselves hold the noisy values, so that any model, hook or compiled graph sees them.
-What could go wrong with that is refused here: an optimizer that steps on noisy weights, a backward pass that comes
-after the weights were put back, a checkpoint with noise in it.
+Inside the block the parameters themselves hold the noisy values, so that any model, hook or compiled graph uses them.
+Three mistakes are prevented: an optimizer step on noisy weights, a backward pass after the clean weights are back, and
+noisy weights in a checkpoint.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .seeds import derive
 from .sharding import is_sharded, local, reshard
 from .tensors import in_order
 
-# From so many weights of all copies on, a thread for each copy pays: 0.73 of the time at 30 million, 0.88 at 7.5
-# million, but 1.3 to 1.5 times at 2 million and below, where it competes with the threads that PyTorch keeps spinning.
+# With at least this many weights in all copies, a thread for each copy pays: it takes 0.73 of the time at 30 million
+# weights and 0.88 at 7.5 million, but 1.3 to 1.5 times as long up to 2 million, where PyTorch's own threads compete.
 _LARGE = 2**22
 
 
 def normals(seed: int, generator: torch.Generator | None = None) -> Callable[[Tensor], None]:
-    """A function that fills tensors with standard normals in place: from `generator`, or from one that `seed` sets."""
+    """A function that fills tensors with standard normals, from `generator` or from one with the given seed."""
     generators = {} if generator is None else {generator.device: generator}
 
     def fill(t: Tensor) -> None:
@@ -43,14 +43,14 @@ def normals(seed: int, generator: torch.Generator | None = None) -> Callable[[Te
 
 
 def fill_copies_(copies: Sequence[Sequence[Tensor]], seed: int, generator: torch.Generator | None = None) -> None:
-    """Independent standard normals for several copies of the same tensors."""
+    """Fill several copies of the same tensors with independent standard normals."""
     filler(copies)(seed, generator)
 
 
 def filler(copies: Sequence[Sequence[Tensor]]) -> Callable[[int, torch.Generator | None], None]:
-    """`fill_copies_` for tensors that are filled again and again: what depends on them alone is settled here, once.
+    """`fill_copies_` for tensors that are filled repeatedly: what depends on the tensors alone is done once.
 
-    PyTorch draws normals on one CPU core, so large copies have streams of their own and are filled side by side.
+    PyTorch draws normals on one CPU core, so large copies have their own generators and are filled in parallel.
     """
     tensors = [in_order(t) for copy in copies for t in copy]
     large = sum(t.numel() for t in tensors if t.device.type == "cpu") >= _LARGE
@@ -72,7 +72,7 @@ def filler(copies: Sequence[Sequence[Tensor]]) -> Callable[[int, torch.Generator
     return fill
 
 
-@torch.no_grad()  # whether gradients are recorded is a matter of each thread
+@torch.no_grad()  # each thread has its own grad mode
 def _fill_copy(tensors: Sequence[Tensor], seed: int) -> None:
     fill = normals(seed)
     for t in tensors:
@@ -80,10 +80,10 @@ def _fill_copy(tensors: Sequence[Tensor], seed: int) -> None:
 
 
 def room_for(weights: list[Tensor], spare: list[Tensor]) -> list[Tensor]:
-    """Room for a copy of the weights: what there is, if it is of their kind."""
+    """Memory for a copy of the weights: `spare`, if it fits."""
     if list(map(_kind, spare)) == list(map(_kind, weights)):
         return spare
-    with torch.inference_mode(False):  # it outlives such a mode
+    with torch.inference_mode(False):  # it is used after such a mode, too
         return [torch.empty_like(w) for w in weights]
 
 
@@ -92,13 +92,13 @@ def _kind(t: Tensor) -> tuple[torch.dtype, torch.device, bool]:
 
 
 class Noisy:
-    """A block in which weights may be perturbed, and after which they are what they were, bit for bit.
+    """A block in which weights may be perturbed. At its end they are restored bit for bit.
 
     Args:
-        copies: the models that are called, as a module that gives them one by one.
+        copies: the models that are called, as a module that iterates over them.
         owners: the modules in them that hold the weights.
-        weights: what is perturbed, after entering and before calling `watch`.
-        clean: room for the clean weights while the block lasts.
+        weights: the weights to perturb, after entering and before calling `watch`.
+        clean: memory for the clean weights inside the block.
     """
 
     def __init__(
@@ -119,13 +119,13 @@ class Noisy:
         return self
 
     def watch(self) -> None:
-        """From here on, whatever would use the noisy weights in a wrong way is refused."""
+        """From here on, refuse wrong uses of the noisy weights."""
         self.versions = [w._version for w in self.weights]
         self.hooks.append(register_optimizer_step_pre_hook(self._refuse_step))
         self.hooks += [copy.register_forward_hook(self._remember) for copy in self.copies]
-        for owner in self.owners:  # partial, because PyTorch marks the hook, which a method does not allow
+        for owner in self.owners:  # partial, because PyTorch sets an attribute of the hook, which a method refuses
             self.hooks.append(owner.register_state_dict_post_hook(partial(self._store_clean)))
-        torch.clear_autocast_cache()  # which may hold weights from before the noise, cast to half precision
+        torch.clear_autocast_cache()  # it may hold the clean weights in half precision
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         changed = self.versions is not None and self.versions != [w._version for w in self.weights]
@@ -139,8 +139,8 @@ class Noisy:
                 hook.remove()
         if changed and kind is None:
             raise RuntimeError(
-                "the weights were changed inside sampled(), which puts back the ones from before: "
-                "do that after the block."
+                "the weights were changed inside sampled(), which restores the weights from before: change them after "
+                "the block."
             )
 
     @torch.no_grad()
@@ -158,14 +158,14 @@ class Noisy:
         noisy = set(map(id, self.weights))
         if any(id(p) in noisy for group in optimizer.param_groups for p in group["params"]):
             raise RuntimeError(
-                "optimizer.step() was called inside sampled(), which puts back the weights from before the step: "
-                "call it after the block."
+                "optimizer.step() was called inside sampled(), which restores the weights from before the step: call "
+                "it after the block."
             )
 
     def _remember(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        """Tie each output to this block. PyTorch itself notices a late backward pass only by the weights that it saved,
-        and checkpointed activations, which are computed again in that pass, would silently use the clean ones."""
-        if torch.compiler.is_compiling():  # a compiled graph saves its weights, and PyTorch does notice
+        """Tie each output to this block. PyTorch notices a late backward pass only by the weights that it saved.
+        Checkpointed activations are computed again in that pass, and would silently use the clean weights."""
+        if torch.compiler.is_compiling():  # a compiled graph saves its weights, so PyTorch notices
             return
         if isinstance(output, Mapping):
             output = list(output.values())
@@ -178,8 +178,8 @@ class Noisy:
     def _refuse_late_backward(self, gradient: Tensor) -> None:
         if not self.inside:
             raise RuntimeError(
-                "backward() was called after sampled() had put the clean weights back, so its gradients would be those "
-                "of other weights: call loss.backward() inside the block."
+                "backward() was called after sampled() had restored the clean weights, which would give wrong "
+                "gradients: call loss.backward() inside the block."
             )
 
     def _store_clean(self, module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
@@ -189,5 +189,7 @@ class Noisy:
                 state[prefix + name] = self._copy_of_clean(places[id(p)])
 
     def __reduce__(self) -> Any:
-        """A copy or pickle of a module takes its hooks along, and so comes here."""
-        raise RuntimeError("a twin was copied or pickled inside sampled(), where it is noisy: leave the block first.")
+        """A copy or pickle of a module includes its hooks, and so this object."""
+        raise RuntimeError(
+            "a twin was copied or pickled inside sampled(), where its weights are noisy: leave the block first."
+        )

@@ -1,7 +1,7 @@
-"""What models and transforms draw from the global generators, by a seed; the generators stay as they are.
+"""Blocks that seed the global generators, from which models and transforms draw, and restore them at the end.
 
-All threads share those generators, so one thread at a time has such a block, and the others wait for its end: what is
-drawn in several threads is what each of them would draw alone.
+All threads share those generators, so only one thread at a time is in such a block, and the others wait. Each thread
+then draws the same numbers as it would alone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import random
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -26,22 +26,20 @@ def _renew() -> None:
     _lock = threading.RLock()
 
 
-if hasattr(os, "register_at_fork"):  # a worker may be forked while another thread, which it does not have, is at work
+if hasattr(os, "register_at_fork"):  # a thread that does not exist in the forked process may hold the lock
     os.register_at_fork(after_in_child=_renew)
 
 
-@contextmanager
-def alone() -> Iterator[None]:
-    """No other thread is in such a block, or in one of those below, at the same time."""
-    with _lock:
-        yield
+def alone() -> AbstractContextManager[bool]:
+    """A block that no other thread enters at the same time, nor one of the blocks below."""
+    return _lock
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """On the CPU: whoever draws from the generators of torch, numpy or random in the block draws from this seed."""
+    """Seed the CPU generators of torch, numpy and random for a block."""
     with alone():
-        states = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002 - what transforms use
+        states = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002 - transforms use it
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002
@@ -55,14 +53,14 @@ def seeded(seed: int) -> Iterator[None]:
 
 @contextmanager
 def own_randomness(device: torch.device, *purpose: int | str) -> Iterator[None]:
-    """On any device: what a model draws by itself, as dropout does, depends on the purpose alone, such as a step."""
+    """Seed all that a model draws by itself, such as dropout, on any device. The seed depends on the purpose alone."""
     seed = seeds.derive("model", *purpose)
     with seeded(seed):
         module: Any = getattr(torch, device.type, None)
-        if not hasattr(module, "set_rng_state"):  # neither has the CPU, which is seeded already
+        if not hasattr(module, "set_rng_state"):  # as for the CPU, which is seeded already
             yield
             return
         with torch.random.fork_rng([device], device_type=device.type):
-            # Not manual_seed, which is for the current device, whichever that is.
+            # Not manual_seed, which seeds the current device.
             module.set_rng_state(torch.Generator(device).manual_seed(seed).get_state(), device)
             yield

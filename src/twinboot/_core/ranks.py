@@ -1,4 +1,4 @@
-"""Which one this process is of those that train together, as `torchrun` starts them."""
+"""This process among those that train together, as `torchrun` starts them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from torch import Tensor, distributed
 
 
 def share() -> tuple[int, int]:
-    """This process's rank, and how many there are: (0, 1) without `torch.distributed.init_process_group`."""
+    """The rank of this process and the number of ranks: (0, 1) without `torch.distributed.init_process_group`."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return 0, 1
     return distributed.get_rank(), distributed.get_world_size()
 
 
 def own() -> tuple[int, ...]:
-    """What a seed needs besides, to be this rank's own. Nothing on the first, which draws what one process would."""
+    """Further parts of a seed that make it this rank's own. None on the first rank, which draws as one process does."""
     rank, _ = share()
     return (rank,) if rank else ()
 
 
 def mean(value: Tensor) -> Tensor:
-    """The mean over all ranks of what each has."""
+    """The mean of a value over all ranks."""
     ranks, total = share()[1], value.clone()
     if ranks > 1:
         distributed.all_reduce(total)

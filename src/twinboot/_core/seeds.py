@@ -1,8 +1,8 @@
-"""One seed for a whole run, and an independent one for each use of it.
+"""One seed for a run, and an independent seed for each use of it.
 
-Every random number of this package comes from a generator seeded with `derive(seed, what for, which time)`.
-Nothing reads or moves a global generator, and the state of a run is a handful of counters: to continue
-it needs no generator's inner state, whatever the device or the number of workers.
+Every random number of this package comes from a generator with the seed `derive(seed, purpose, count)`. No global
+generator is read or changed. To resume, a run needs its counters alone, and no state of a generator, whatever the
+device or the number of workers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import SupportsIndex
 
 from .checks import shown
 
-BITS = 1024  # of a seed: Python refuses to print integers of some thousand digits, and `derive` prints its parts
+BITS = 1024  # the most of a seed: `derive` prints its parts, and Python does not print integers of thousands of digits
 
 
 def derive(*parts: int | str) -> int:
@@ -29,7 +29,7 @@ def derive(*parts: int | str) -> int:
 
 
 def checked(seed: SupportsIndex) -> int:
-    """The seed as an int, or a sentence about why it is none."""
+    """The seed as an int. Refuses what is not an integer, or too long."""
     try:
         found = operator.index(seed)
     except TypeError:

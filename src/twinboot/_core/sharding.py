@@ -1,8 +1,8 @@
-"""Weights of which each process holds a part, as `torch.distributed.fsdp.fully_shard` leaves them.
+"""Sharded weights: each process holds a part of them, as with `torch.distributed.fsdp.fully_shard`.
 
-All that Twin-Boot does to weights it does entry by entry, on the part that is here; only the sums behind each sigma
-need the other processes. Noise for a reset is drawn for the whole tensor and cut, so that it does not depend on how
-many processes there are.
+Twin-Boot changes weights entry by entry, so each process works on its local part. Only the sums for sigma need the
+other processes. Noise for a reset is drawn for the whole tensor and cut, so that it does not depend on the number of
+processes.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from torch import Tensor, distributed, nn
 
 
 def is_sharded(t: Tensor) -> bool:
-    return hasattr(t, "to_local")  # a DTensor: to import its class takes a second, which most users would wait in vain
+    return hasattr(t, "to_local")  # a DTensor, whose class takes a second to import
 
 
 def local(t: Tensor) -> Tensor:
-    """The part of a tensor that is here, in the memory of the tensor's own; of an ordinary one itself."""
+    """The local part of a sharded tensor, not copied; an ordinary tensor itself."""
     return t._local_tensor if is_sharded(t) else t  # type: ignore[attr-defined]
 
 
 def whole(t: Tensor) -> Tensor:
-    """The tensor with the parts of all processes, which must all ask for it."""
+    """The tensor with the parts of all processes. All of them must call this."""
     return t.full_tensor() if is_sharded(t) else t  # type: ignore[attr-defined]
 
 
 def window(t: Any) -> tuple[slice, ...]:
-    """Where in the whole tensor the part lies that is here."""
+    """Where the local part lies in the whole tensor."""
     if not is_sharded(t):
         return tuple(slice(0, size) for size in t.shape)
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -38,7 +38,7 @@ def window(t: Any) -> tuple[slice, ...]:
 
 
 def cut(labels: Tensor, t: Tensor) -> Tensor:
-    """Of labels that broadcast against a tensor those of the part that is here."""
+    """The labels of the local part, of labels that broadcast against the whole tensor."""
     if not is_sharded(t):
         return labels
     windows = window(t)[t.ndim - labels.ndim :]
@@ -46,22 +46,22 @@ def cut(labels: Tensor, t: Tensor) -> Tensor:
 
 
 def holders(t: Any) -> tuple[distributed.ProcessGroup, ...]:
-    """The groups of processes, one for each dimension of the mesh, between which a tensor is split."""
+    """The process groups, one for each dimension of the mesh, among which a tensor is split."""
     if not is_sharded(t):
         return ()
     return tuple(t.device_mesh.get_group(d) for d, placement in enumerate(t.placements) if placement.is_shard())
 
 
 def summed(total: Tensor, groups: tuple[distributed.ProcessGroup, ...]) -> Tensor:
-    """The sum of what each process found in its part, the same on all of them."""
+    """The sum over the processes, the same on all of them."""
     for group in groups:
         distributed.all_reduce(total, group=group)
     return total
 
 
 def reshard(module: nn.Module) -> None:
-    """Let go of whole weights that a forward pass may have left: they would not follow what is done to the parts."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported, so not used either
+    """Free the whole weights that a forward pass may have left. They would not follow changes of the parts."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # None if it is not in use
     if fsdp and distributed.is_initialized():
         for part in module.modules():
             if isinstance(part, fsdp.FSDPModule):
@@ -71,6 +71,6 @@ def reshard(module: nn.Module) -> None:
 def refuse_copy(module: nn.Module) -> None:
     if any(map(is_sharded, module.parameters())):
         raise RuntimeError(
-            "twins that are sharded cannot be copied: call estimate(model) with any instance of the model's class, on "
-            "all ranks, and each gets the whole estimate in a copy of it."
+            "sharded twins cannot be copied: call estimate(model) on all ranks, with any instance of the model's "
+            "class, and each gets the whole estimate in a copy of it."
         )

@@ -1,10 +1,9 @@
-"""Twins with stacked weights: each parameter is held once, with a dimension for the twins in front.
+"""Twins with stacked weights: each parameter is held once, and its first dimension is that of the twins.
 
-A step then costs less. The optimizer has as many tensors as for one model. The noise is added in the forward pass to
-weights that stay clean, so nothing has to be put back, and a backward pass or an optimizer step may come inside the
-block or after it. A chain of linear layers and elementwise functions runs all twins at once, as batched matrix
-products. Any other model runs twin by twin on slices of the stack: `torch.func.vmap` would save nothing on a CPU and
-cannot run every model.
+A step then costs less. The optimizer has as many tensors as for one model. Noise is added in the forward pass, and the
+parameters stay clean: nothing has to be put back, and a backward pass or an optimizer step may come inside the block or
+after it. A chain of linear layers and elementwise functions runs all twins at once, as batched matrix products. Other
+models run twin by twin on slices of the stack: `torch.func.vmap` saves nothing on a CPU and cannot run every model.
 """
 
 from __future__ import annotations
@@ -19,28 +18,26 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils.rnn import pad_sequence
 
-from .copies import Places, Store, call, replicate, require_one_each
+from .copies import Copies, Places, call, replicate, require_one_each
 from .noise import filler
 
 if TYPE_CHECKING:
     from ..groups import Partition
 
-# They treat each entry alone, so twins and rows may lie in one tensor. Only these very classes: a subclass may differ.
+# Functions of single entries, so twins and samples may share one tensor. No subclasses: they may do something else.
 _ELEMENTWISE = {
     *(nn.Identity, nn.Dropout, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish),
     *(nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish),
 }
 
 
-class Stack(Store):
+class Stack(Copies):
     """Twins in one stack of weights.
 
-    Parameters have the model's own names and the shape [twins, ...]. An optimizer that treats each entry alone (SGD,
-    Adam and its relatives, RMSprop) trains them as it would separate twins; what takes the norm of a whole tensor, as
-    clipping does, takes it over all twins. Some models need separate twins: those that checkpoint activations, which
-    run again in the backward pass, when the weights are back in the stack; that make buffers, hooks or layers after
-    the twins were built; that change their own weights as they run; or that are called from several threads at once.
-    What a model keeps in plain attributes, all twins share.
+    Parameters have the model's names and the shape [twins, ...]. Optimizers that treat each entry alone (SGD, Adam,
+    RMSprop) train them like separate twins. Clipping by norm, for instance, takes the norm over all twins. A model must
+    not be stacked if it checkpoints activations, makes buffers, hooks or layers after the twins were built, changes its
+    own weights as it runs, or is called from several threads at once. All twins share its plain attributes.
     """
 
     name = "stack"
@@ -48,14 +45,11 @@ class Stack(Store):
     def hold(self, model: nn.Module) -> None:
         self._names = list(self.partition.parameter_shapes)
         self.module = _changed(model, self._names, lambda t: torch.stack([t] * self.replicas))
-        self._places = Places(self.module, self._names)
+        self._stacks = Places(self.module, self._names)
         self._buffer_names = {name for name, _ in self.module.named_buffers()}
-        self._chain = Chain.of(self.module, self._places.read())
-        self._kept: _Slices | None = None
-        self._noise: list[Tensor] = []  # of the block that is open
-
-    def __len__(self) -> int:
-        return self.replicas
+        self._chain = Chain.of(self.module, self._stacks.read())
+        self._cached: _Slices | None = None
+        self._noise: list[Tensor] = []  # of the open block
 
     @property
     def twins(self) -> NoReturn:  # type: ignore[override]
@@ -78,10 +72,9 @@ class Stack(Store):
         return self._slices().by_twin
 
     def stacked_weights(self) -> list[Tensor]:
-        weights = self._places.read()
+        weights = self._stacks.read()
         if self._noise:
-            # Not torch._foreach_add: it would keep the noise for the backward pass, and the next block draws in its
-            # place.
+            # Not torch._foreach_add: it would keep the noise for the backward pass, and the next block overwrites it.
             weights = [w + e for w, e in zip(weights, self._noise, strict=True)]
         return weights
 
@@ -105,11 +98,11 @@ class Stack(Store):
             self._noise.clear()
 
     def gradients(self) -> list[list[Tensor]]:
-        used = [p.grad.unbind() for p in self._places.read() if p.grad is not None]
+        used = [p.grad.unbind() for p in self._stacks.read() if p.grad is not None]
         return [list(own) for own in zip(*used, strict=True)]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_kept": None}
+        return {**vars(self), "_cached": None}
 
     def _buffers(self) -> dict[str, Tensor]:
         found = dict(self.module.named_buffers())
@@ -120,17 +113,17 @@ class Stack(Store):
         return found
 
     def _slices(self) -> _Slices:
-        weights = self._places.read()
+        weights = self._stacks.read()
         where = [self.partition.sigma.data_ptr(), *[w.data_ptr() for w in weights]]
-        if self._kept is None or self._kept.where != where:
-            with torch.inference_mode(False):  # they outlive such a mode
-                self._kept = _Slices(where, weights, self.partition)
-        return self._kept
+        if self._cached is None or self._cached.where != where:
+            with torch.inference_mode(False):  # they are used after such a mode, too
+                self._cached = _Slices(where, weights, self.partition)
+        return self._cached
 
 
 class _Slices:
-    """The part of each twin in the stacks of weights, room for noise like it, and sigma, for as long as they stay where
-    they are: to make so many views anew in each step would cost as much as drawing the noise of a small model."""
+    """Views of each twin's weights and of sigma, and memory for noise. Valid until a tensor moves. To make the views in
+    each step would cost as much as the noise of a small model."""
 
     def __init__(self, where: list[int], weights: Sequence[Tensor], partition: Partition) -> None:
         self.where = where
@@ -145,15 +138,14 @@ class _Slices:
 
 
 def _changed(model: nn.Module, names: Sequence[str], change: Callable[[Tensor], Tensor]) -> nn.Module:
-    """A copy of the model with changed weights, those that are named, and changed buffers."""
+    """A copy of the model with a change of the named weights and of all buffers."""
     weights = {id(p): nn.Parameter(change(p.detach())) for p in Places(model, names).read()}
-    [made] = replicate(model, replace={**weights, **{id(b): change(b) for b in model.buffers()}})
-    return made
+    return replicate(model, replace={**weights, **{id(b): change(b) for b in model.buffers()}})[0]
 
 
 def _call_with(module: nn.Module, tensors: dict[str, Tensor], *args: Any, **kwargs: Any) -> Any:
     given = dict(tensors)
-    output = functional_call(module, tensors, args, kwargs)  # which puts into the dict what the module replaced
+    output = functional_call(module, tensors, args, kwargs)  # buffers that the module replaces are put into the dict
     for name, t in tensors.items():
         if t is not given[name]:
             given[name].data.copy_(t)
@@ -163,7 +155,7 @@ def _call_with(module: nn.Module, tensors: dict[str, Tensor], *args: Any, **kwar
 class Chain:
     """Linear layers and elementwise functions one after another, for all twins at once.
 
-    The rows of the batches are columns here: W x + b. So gradients come in the layout of W, without a copy.
+    Samples are columns here, W x + b: gradients then have the layout of W, and are not copied.
     """
 
     def __init__(self, modules: Sequence[nn.Module], trained: Sequence[Tensor]) -> None:
@@ -177,12 +169,12 @@ class Chain:
 
     @classmethod
     def of(cls, model: nn.Module, trained: Sequence[Tensor]) -> Chain | None:
-        """The model as a chain, or None where it is more than that."""
+        """The model as a chain, or None if it has other modules."""
         modules = _in_a_row(model)
         return None if modules is None else cls(modules, trained)
 
     def takes(self, inputs: Sequence[Any]) -> bool:
-        """Whether these are batches of rows, which may differ in their number."""
+        """Whether these are batches of vectors. They may differ in size."""
         return all(
             isinstance(x, Tensor)
             and (x.ndim == 2 or (x.ndim > 2 and self.flatten))
@@ -194,7 +186,7 @@ class Chain:
     def run(self, inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
         rows = [len(x) for x in inputs]
         equal = min(rows) == max(rows)
-        # Rows do not mix, so zeros may fill up a shorter batch; they are cut off again.
+        # Samples do not mix, so a shorter batch is padded with zeros, and its output is cut.
         h = torch.stack(inputs) if equal else pad_sequence(inputs, batch_first=True)  # type: ignore[arg-type]
         h = h.flatten(2).mT
         for module, w, b in self.steps:
@@ -208,21 +200,16 @@ class Chain:
             else:
                 h = module(h)
         outputs = h.mT.contiguous()
-        # What unbind gives can't be changed in place, and PyTorch says so; slices would cost a twin step 2 % more.
+        # The results of unbind can't be changed in place, as PyTorch says. Slices would cost 2 % of a twin step.
         return outputs.unbind() if equal else tuple(outputs[b, :n] for b, n in enumerate(rows))
 
 
 def _in_a_row(model: nn.Module) -> list[nn.Module] | None:
-    """The modules through which an input goes one after another; None where one of them is of another kind."""
+    """The modules of a chain in order; None if one of them is of another kind."""
     if "forward" in vars(model) or any(hooks for name, hooks in vars(model).items() if name.endswith("_hooks")):
-        return None  # someone expects the module itself to be called
+        return None  # hooks need a call of the module itself
     if type(model) is nn.Sequential:
         parts = [_in_a_row(child) for child in model]
         return None if None in parts else [m for part in parts for m in part or ()]
-    if type(model) in {nn.Linear, *_ELEMENTWISE} or _flattens(model):
-        return [model]
-    return None
-
-
-def _flattens(model: nn.Module) -> bool:
-    return type(model) is nn.Flatten and (model.start_dim, model.end_dim) == (1, -1)
+    flattens = type(model) is nn.Flatten and (model.start_dim, model.end_dim) == (1, -1)
+    return [model] if flattens or type(model) in {nn.Linear, *_ELEMENTWISE} else None

@@ -1,4 +1,4 @@
-"""Plain data inside a state dict, as a tensor of bytes, so that loading it needs no pickle; and how to compare it."""
+"""Plain data in a state dict, as a tensor of bytes, so that no pickle is needed; and how to compare it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def unpack(packed: Tensor) -> dict[str, Any]:
     try:
         data: dict[str, Any] = json.loads(bytes(packed.tolist()))
     except (AttributeError, TypeError, ValueError, RuntimeError):
-        raise ValueError("the checkpoint is damaged: what should be text in it is none.") from None
+        raise ValueError("the checkpoint is damaged: its description is not valid text.") from None
     return data
 
 
 def require_same(then: Mapping[str, Any], here: Mapping[str, Any], advice: str) -> None:
-    """Refuse a checkpoint whose description differs from what is here; the sentence names the first difference."""
+    """Refuse a checkpoint whose description differs from the current one. The message names the first difference."""
     for key in here:
         if key not in then:
             raise ValueError(f"the checkpoint does not fit: it says nothing of {key!r}; {advice}.")

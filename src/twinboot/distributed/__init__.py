@@ -1,1 +1,1 @@
-"""One twin per group of devices: `Apart`, and what travels between them."""
+"""`Apart`: one twin per group of devices, and what they send each other."""

@@ -1,12 +1,12 @@
-"""Twins in different processes: one twin per group of devices, so that each device holds one model and no more.
+"""Twins in different processes: one twin per group of devices, so that each device holds one model.
 
-The devices form a `DeviceMesh` with a dimension `twin` and, where several devices share the batches of a twin, a
-dimension `data`. Line by line the method is that of `Twins`; what differs is what has to travel:
+The devices form a `DeviceMesh` with a dimension `twin` and, if several devices share the batches of a twin, a dimension
+`data`. The method is that of `Twins`. Its lines need this communication:
 
-    line  6   nothing: each rank draws noise of its own
+    line  6   none: each rank draws its own noise
     line  8   gradients among the ranks of a twin, as in plain training: `DistributedDataParallel`
     line 10   the weights, every `exchange` updates; in between nothing, or a sketch of them (`sketch.py`)
-    line 13   the weights; all ranks then draw the same, and each keeps what is its own
+    line 13   the weights; all ranks then draw the same numbers, and each keeps its own twin
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .._core import seeds
 from .._core.checks import require_types, shown
 from .._core.copies import Copies, Part
 from .._core.sharding import is_sharded
-from .._core.tensors import in_order, mean, split
+from .._core.tensors import checksum, mean, split
 from ..estimate.statistics import averaged
-from ..groups import Grouping
+from ..groups import Grouping, Partition
 from ..twins import Twins
 from .exchange import copy_first_, gather, gather_each, same_everywhere
 from .lean import Lean
@@ -37,30 +37,29 @@ if TYPE_CHECKING:
 
 
 class Apart(Twins):
-    """One twin of several that train in different processes; calling it is calling that twin.
+    """One of several twins that train in different processes. A call of it is a call of that twin.
 
     Args:
-        model: as for `Twins`. All ranks begin with the weights of the first.
-        mesh: `init_device_mesh(device, (2, ranks), mesh_dim_names=("twin", "data"))`: as many twins as its first
-            dimension is long. `"data"` may be left out where each twin has one rank.
+        model: as for `Twins`. All ranks start with the weights of the first.
+        mesh: `init_device_mesh(device, (2, ranks), mesh_dim_names=("twin", "data"))`. The length of `"twin"` is the
+            number of twins. Leave `"data"` out if each twin has one rank.
         groups: as for `Twins`.
         seed: as for `Twins`, the same on all ranks.
-        exchange: all weights travel at each so many-th update, for the exact sigma; None for never. A reset sends them
-            in any case.
-        sketch: at the other updates, how many numbers per tensor (with `groups="unit"`, per unit) travel, for a sigma
-            whose square is right on average; sigma's relative error is about 1 / sqrt(2 * sketch). Best a prime, such
-            as 251. None: sigma stays as it is in between.
+        exchange: the number of updates from one exchange of all weights to the next, for the exact sigma; None for
+            never. A reset always exchanges them.
+        sketch: at the other updates, send this many numbers per tensor (with `groups="unit"`, per unit), for an
+            unbiased sigma^2. The relative error of sigma is about 1 / sqrt(2 * sketch). Best a prime, such as 251.
+            With None, sigma does not change between exchanges.
 
-    A rank holds the weights of one model, and inside `sampled()` once more, to put them back: with Adam, five numbers
-    for each weight instead of the four of plain training; with `sampled(lean=True)` it is four, too. What other twins
-    send comes in parts. Sigma is the same on all ranks.
-    For the same weights and seed, the exact sigma, a reset and the estimate have the bits that `Twins` in one process
-    would give them. The noise of `sampled()` is each rank's own. A generator that is given to `reset` must be seeded
-    alike on all ranks.
+    With Adam, a rank holds five numbers per weight inside `sampled()`, where plain training holds four, because the
+    clean weights are restored; with `sampled(lean=True)` it holds four, too. The weights of other twins arrive in
+    parts. Sigma is the same on all ranks. For the same weights and seed, the exact sigma, a reset and the estimate are
+    those of `Twins` in one process, bit for bit. Each rank draws its own noise in `sampled()`. A generator for `reset`
+    must have the same seed on all ranks.
 
-    Where a twin has several ranks, wrap it: `DistributedDataParallel(twins, process_group=mesh.get_group("data"))`.
-    Batches: `PairedLoader(..., share=twins.share, twin=twins.twin)`. `update`, `reset` and `estimate` are calls that
-    all ranks make. The state of each twin goes into a file of its own: that of its first rank is enough.
+    If a twin has several ranks, wrap it: `DistributedDataParallel(twins, process_group=mesh.get_group("data"))`.
+    Batches: `PairedLoader(..., share=twins.share, twin=twins.twin)`. All ranks must call `update`, `reset` and
+    `estimate`. Save the state of each twin in its own file, from its first rank.
     """
 
     def __init__(
@@ -77,10 +76,9 @@ class Apart(Twins):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} must be None or a whole number of at least 1, not {shown(value)}.")
         if exchange is None and sketch is None:
-            raise ValueError("exchange and sketch are both None, so that sigma would stay 0: give one of them.")
-        sizes = _sizes(mesh)
-        self._begin(model, groups, seed, lambda partition: Remote(model, partition, sizes["twin"]))
-        self._remote.connect(mesh, sizes, exchange, sketch, self._seed)
+            raise ValueError("exchange and sketch are both None, so sigma would stay 0: give one of them.")
+        sizes, number = _sizes(mesh), seeds.checked(seed)
+        self._begin(model, groups, seed, lambda p: Remote(model, p, mesh, sizes, exchange, sketch, number))
 
     @property
     def _remote(self) -> Remote:
@@ -93,23 +91,23 @@ class Apart(Twins):
 
     @property
     def share(self) -> tuple[int, int]:
-        """The rank of this process among those of its twin, and how many there are: for `PairedLoader`."""
+        """The rank of this process among those of its twin, and their number: for `PairedLoader`."""
         return self._remote.share
 
     @contextmanager
     def sampled(
         self, scale: float = 1.0, generator: torch.Generator | None = None, *, lean: bool = False
     ) -> Iterator[None]:
-        """As for `Twins`. With `lean` the weights stay as they are, and what operations read of them is noisy: this
-        needs no second copy of the weights, but noise is drawn twice, for the forward and the backward pass. A compiled
-        model then runs uncompiled."""
+        """As for `Twins`. With `lean` the weights stay clean, and operations read noisy ones. This needs no second copy
+        of the weights, but noise is drawn twice, for the forward and the backward pass. A compiled model then runs
+        uncompiled."""
         require_types(Apart.sampled, {"generator": generator, "lean": lean})
         with self._noisy(scale, generator, lean=lean):
             yield
 
     def bytes_sent(self) -> dict[str, float]:
-        """The bytes that each rank sends to the other twins: at an exchange (a reset is one), with a sketch, and at an
-        update on average. The gradients that the ranks of one twin average, as in plain training, do not count."""
+        """The bytes that each rank sends to other twins: at an exchange or a reset, with a sketch, and per update on
+        average. Gradients that the ranks of one twin average, as in plain training, are not included."""
         exchange = sum(w.numel() * w.element_size() for w in self._remote.weights()[0])
         sketch = self._remote.sketch
         sent = 0 if sketch is None else len(sketch) * self.partition.sigma.element_size()
@@ -120,37 +118,42 @@ class Apart(Twins):
 class Remote(Copies):
     """The twin of this process, while the others are in other processes."""
 
-    def hold(self, model: nn.Module) -> None:
-        self._copy(model, 1)
-        if self.partition.sigma.is_meta:
-            raise ValueError(
-                "the model is on the meta device, and has no weights to send: move it with to_empty() first."
-            )
-
-    def connect(
-        self, mesh: DeviceMesh, sizes: dict[str, int], exchange: int | None, sketch: int | None, seed: int
+    def __init__(
+        self,
+        model: nn.Module,
+        partition: Partition,
+        mesh: DeviceMesh,
+        sizes: dict[str, int],
+        exchange: int | None,
+        sketch: int | None,
+        seed: int,
     ) -> None:
-        """Find the other processes, and begin with the weights of the first."""
+        super().__init__(model, partition, sizes["twin"])
+        if partition.sigma.is_meta:
+            raise ValueError("the model is on the meta device and has no weights to send: call to_empty() first.")
         self.exchange = exchange
-        self.sketch = None if sketch is None else Sketch(self.partition, sketch)
+        self.sketch = None if sketch is None else Sketch(partition, sketch)
         self.twin = mesh.get_local_rank("twin")
         self.share = (mesh.get_local_rank("data"), sizes["data"]) if "data" in sizes else (0, 1)
         self._siblings = mesh.get_group("twin")
-        self._alike = [mesh.get_group("data")] if "data" in sizes else []  # the ranks that hold the same twin
-        everyone = [self._siblings, *self._alike]
-        shared = [_checksum(p) for p in self.module.parameters() if not p.requires_grad]  # with the caller's model
-        said = json.dumps([seed, exchange, sketch, sizes, self.partition.describe(), shared])
-        if not same_everywhere(zlib.crc32(said.encode()), everyone, self.partition.sigma.device):
+        self._same_twin = [mesh.get_group("data")] if "data" in sizes else []
+        everyone = [self._siblings, *self._same_twin]
+        frozen = [checksum(p) for p in self.module.parameters() if not p.requires_grad]
+        settings = json.dumps([seed, exchange, sketch, sizes, partition.describe(), frozen])
+        if not same_everywhere(zlib.crc32(settings.encode()), everyone, partition.sigma.device):
             raise ValueError(
                 "the ranks disagree: give all of them the same model, with the same frozen weights, groups, seed, "
                 "exchange and sketch."
             )
-        for group in everyone:  # from the first rank to its siblings, and from each of those to its like
+        for group in everyone:  # from the first rank to the first of each twin, then to all ranks of the twin
             for t in (*self.weights()[0], *self.module.buffers()):
                 copy_first_(t, group)
 
+    def __len__(self) -> int:
+        return 1
+
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """This process's twin, called as your model is."""
+        """Call the twin of this process as you call your model."""
         return self.twins[0](*args, **kwargs)
 
     @contextmanager
@@ -169,22 +172,19 @@ class Remote(Copies):
             with super().noisy(twins, scale, seed, generator):
                 yield
         finally:
-            self._spare.clear()  # room for the clean weights: where twins are apart, memory is short
+            self._spare.clear()  # frees the memory of the clean weights
 
     def weights(self) -> list[list[Tensor]]:
         weights = super().weights()
         if any(map(is_sharded, weights[0])):
-            raise RuntimeError(
-                "a twin of its own cannot be sharded: use DistributedDataParallel, or shard plain Twins."
-            )
+            raise RuntimeError("Apart cannot be sharded: use DistributedDataParallel, or shard plain Twins.")
         return weights
 
     def gradients(self) -> list[list[Tensor]]:
-        raise TypeError("the twins of Apart are in different processes: pool the gradients of Twins in one.")
+        raise TypeError("the twins of Apart are in different processes: use Twins to pool gradients.")
 
     def parts(self, update: int, seed: int) -> Iterator[Part] | None:
-        """Piece by piece, so that all weights of another twin are never in memory. At most updates a sketch of them
-        travels, or nothing."""
+        """Piece by piece, so that no other twin is in memory as a whole. Between exchanges, a sketch or nothing."""
         [own] = self.weights()
         if self.exchange is not None and update % self.exchange == 0:
             which, _ = self.partition.pieces(own)
@@ -206,8 +206,8 @@ class Remote(Copies):
         found = averaged(module, self.partition)
         known = set(map(id, found))
         for buffer in module.buffers():
-            # The ranks of a twin may differ in their statistics, as each saw other batches: those of its first count.
-            for group in [*self._alike, *([] if id(buffer) in known else [self._siblings])]:
+            # The ranks of a twin saw different batches and may differ in their statistics. The first one's are used.
+            for group in [*self._same_twin, *([] if id(buffer) in known else [self._siblings])]:
                 copy_first_(buffer, group)
         pieces = [piece for t in found for piece in split(t)]
         for center, copies in zip(pieces, gather_each(pieces, self._siblings), strict=True):
@@ -217,19 +217,13 @@ class Remote(Copies):
         return {**super().describe(), "twin": self.twin}
 
 
-def _checksum(t: Tensor) -> int:
-    return zlib.crc32(in_order(t.detach()).reshape(-1).view(torch.uint8).cpu().numpy().data)
-
-
 def _sizes(mesh: Any) -> dict[str, int]:
-    """Name -> length of the mesh's dimensions, or a sentence about why it is no mesh for twins."""
+    """Name -> length of the mesh's dimensions. Refuses other meshes than those for twins."""
     example = 'init_device_mesh("cpu", (2, ranks), mesh_dim_names=("twin", "data"))'
     names = getattr(mesh, "mesh_dim_names", None) or ()
     if "twin" not in names or set(names) - {"twin", "data"}:
-        raise ValueError(
-            f'mesh must have a dimension "twin", and may have "data", as {example} has: these are {names!r}.'
-        )
+        raise ValueError(f'mesh must have a dimension "twin", and may have "data", not {names!r}: use {example}.')
     sizes = {name: mesh.size(i) for i, name in enumerate(names)}
     if sizes["twin"] < 2:
-        raise ValueError(f"the mesh has one place for a twin, but there must be at least two: use {example}.")
+        raise ValueError(f"the mesh has room for one twin, but at least two are needed: use {example}.")
     return sizes

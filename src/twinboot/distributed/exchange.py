@@ -1,6 +1,6 @@
-"""Tensors of all ranks of a group, on each of them.
+"""Exchange tensors among the ranks of a group.
 
-They travel as bytes: nothing is added up on the way, so what arrives has the bits of what was sent, in any dtype.
+They are sent as bytes: nothing is summed on the way, so all bits arrive as they were, in any dtype.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ def gather(flat: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def gather_each(tensors: Iterable[Tensor], group: ProcessGroup) -> Iterator[list[Tensor]]:
-    """For each tensor a list of those of all ranks, in their order; this rank's own is the tensor itself.
+    """For each tensor the tensors of all ranks, in order of rank. This rank's is the tensor itself.
 
-    No more than a bucket, or the largest tensor, of each rank is in memory at a time.
+    At most one bucket of each rank is in memory, or its largest tensor.
     """
     rank = distributed.get_rank(group)
     for bucket in _buckets(tensors):
         flat = [in_order(t.detach()).reshape(-1) for t in bucket]
-        rows = gather(flat[0] if len(flat) == 1 else torch.cat(flat), group)  # a large tensor is not copied
+        rows = gather(flat[0] if len(flat) == 1 else torch.cat(flat), group)  # no copy of a large tensor
         received = [row.split([t.numel() for t in bucket]) for row in rows]
         for i, t in enumerate(bucket):
             yield [t if r == rank else _shaped(parts[i], t) for r, parts in enumerate(received)]
 
 
 def copy_first_(t: Tensor, group: ProcessGroup) -> None:
-    """Set the tensor to that of the group's first rank."""
+    """Overwrite the tensor by that of the group's first rank."""
     ordered = in_order(t.detach())
     flat = ordered.reshape(-1).clone()
     distributed.broadcast(flat.view(torch.uint8), group=group, group_src=0)
@@ -47,8 +47,8 @@ def copy_first_(t: Tensor, group: ProcessGroup) -> None:
 
 
 def same_everywhere(number: int, groups: Sequence[ProcessGroup], device: torch.device) -> bool:
-    """Whether all ranks have this number; the groups, one for each dimension of a mesh, together reach all of them.
-    Every rank takes part in each exchange and comes to the same answer, or some would wait for others in vain."""
+    """Whether all ranks have the same number. `groups`: one for each dimension of the mesh. All ranks get the same
+    answer, so that they can stop together."""
     span = torch.tensor([number, -number], device=device)
     for group in groups:
         span = gather(span, group).amax(0)
@@ -56,7 +56,7 @@ def same_everywhere(number: int, groups: Sequence[ProcessGroup], device: torch.d
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Neighbours of one dtype and device, as many as fit: each message costs some 0.1 ms, whatever its size."""
+    """Neighbours of one dtype and device, up to a size: each message costs about 0.1 ms, however small."""
     bucket: list[Tensor] = []
     kind: Any = None
     for t in tensors:
@@ -70,8 +70,7 @@ def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _shaped(flat: Tensor, like: Tensor) -> Tensor:
-    """The entries, which came in the order of memory, as a tensor that lies in memory as `like` does: a sum over it
-    then has the same bits."""
+    """The received entries, in the shape and memory order of `like`. A sum over them then has the same bits."""
     if not in_order(like).is_contiguous():
         return flat.view(like.shape)
     return flat.as_strided(like.shape, like.stride())

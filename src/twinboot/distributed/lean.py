@@ -1,8 +1,8 @@
-"""Noise that is in what operations read of the weights, while the weights themselves stay as they are.
+"""Noise without a second copy of the weights: operations read noisy weights, and the weights themselves stay clean.
 
-For where memory is short: no second copy of the weights is held. An operation that reads a weight gets a noisy one that
-lives as long as the operation does; the backward pass, which reads it again, gets the same one, drawn again from the
-same seed. What autograd keeps for that pass are the clean weights, which are there anyway.
+An operation that reads a weight gets a noisy tensor, which is freed after the operation. The backward pass reads the
+weight again and gets the same noise, drawn again from the same seed. Autograd saves the clean weights, which are in
+memory anyway.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .._core.tensors import in_order
 
 
 class Lean(Noisy):
-    """A block in which PyTorch's operations, those of backward passes too, read each weight with noise of its sigma.
+    """A block in which PyTorch's operations, also those of backward passes, read weights with noise.
 
-    What reads memory in another way sees the clean weights: `.numpy()`, or hooks that store elsewhere what autograd
-    keeps. So would other threads, which are refused.
+    Other ways to read memory see the clean weights: `.numpy()`, or hooks that store elsewhere what autograd saves.
+    Other threads would see them, too, and are refused.
     """
 
     def __init__(
@@ -50,14 +50,13 @@ class Lean(Noisy):
         super().__exit__(kind, error, trace)
 
     def _keep(self) -> None:
-        # What autograd kept is clean. Of a pass from before the block, or after it, PyTorch is to refuse the backward
-        # pass on the other side, as it does where weights have changed.
+        # As if the weights had changed: PyTorch then refuses a backward pass on the other side of the block's edge.
         torch.autograd.graph.increment_version(self.weights)
 
     def _put_back(self) -> None:
         torch.autograd.graph.increment_version(self.weights)
         for w, clean in zip(self.weights, self.reads.weights, strict=True):
-            if w.data_ptr() != clean.data_ptr() or w.dtype != clean.dtype:  # converted, and so read with noise
+            if w.data_ptr() != clean.data_ptr() or w.dtype != clean.dtype:  # converted, so it was read with noise
                 w.data = clean
 
     def _copy_of_clean(self, i: int) -> Tensor:
@@ -66,8 +65,8 @@ class Lean(Noisy):
     def _remember(self, module: nn.Module, inputs: Any, output: Any) -> None:
         if not torch.compiler.is_compiling() and self.reads not in _get_current_dispatch_mode_stack():
             raise RuntimeError(
-                "inside sampled(lean=True) a twin was called in another thread, where no noise reaches its weights: "
-                "leave lean out."
+                "inside sampled(lean=True) a twin was called in another thread, where its weights have no noise: leave "
+                "lean out."
             )
         super()._remember(module, inputs, output)
 
@@ -77,7 +76,7 @@ class _NoisyReads(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.weights, self.sigma, self.seed = weights, sigma, seed
         self.paused = False
-        self.stored: dict[int, list[int]] = {}  # address of memory -> the weights there: often one, of some RNNs all
+        self.stored: dict[int, list[int]] = {}  # address of memory -> its weights: often one, in some RNNs all
         for i, w in enumerate(weights):
             self.stored.setdefault(_address(w), []).append(i)
 
@@ -90,13 +89,13 @@ class _NoisyReads(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.paused or _looks_at_none(func) or not self._meets(args, kwargs.values()):
+        if self.paused or _reads_no_values(func) or not self._meets(args, kwargs.values()):
             return func(*args, **kwargs)
         if _may_be_view(func):
             view = func(*args, **kwargs)
             if self._meets([view]):
                 return view
-            # else it is a copy, as of a weight that is cast in inference mode, and what was copied is to be noisy
+            # Else it is a copy, such as a weight that is cast in inference mode. The copy must be noisy.
         written = _written(func)
         args = [a if k in written else tree_map_only(Tensor, self._noisy, a) for k, a in enumerate(args)]
         kwargs = {k: a if k in written else tree_map_only(Tensor, self._noisy, a) for k, a in kwargs.items()}
@@ -111,7 +110,7 @@ class _NoisyReads(TorchDispatchMode):
         )
 
     def _place(self, value: Any) -> tuple[int, int] | None:
-        """Which weight's memory this is, and how many bytes from its beginning."""
+        """Which weight's memory this is, and the offset in bytes."""
         if not isinstance(value, Tensor) or value.layout != torch.strided or not value.numel():
             return None
         for i in self.stored.get(_address(value), ()):
@@ -132,13 +131,13 @@ class _NoisyReads(TorchDispatchMode):
         noise = torch.empty_strided(w.shape, w.stride(), dtype=w.dtype, device=w.device)
         in_order(noise).normal_(generator=torch.Generator(w.device).manual_seed(derive(self.seed, i)))
         noise.mul_(self.sigma[i]).add_(w)
-        start = offset // value.element_size()  # of another dtype, perhaps, for a view may be
+        start = offset // value.element_size()  # a view may have another dtype
         return value.new_empty(0).set_(noise.untyped_storage(), start, value.shape, value.stride())
 
 
 @cache
-def _looks_at_none(func: Any) -> bool:
-    """Whether an operation only makes something of the same kind as what it is given."""
+def _reads_no_values(func: Any) -> bool:
+    """Whether an operation reads no values: it makes a tensor like its argument."""
     name = func._schema.name.split("::")[-1]
     return bool(name.endswith("_like") or name.startswith("new_"))
 
@@ -150,7 +149,7 @@ def _may_be_view(func: Any) -> bool:
 
 @cache
 def _written(func: Any) -> frozenset[int | str]:
-    """Which arguments an operation writes to, by place and name."""
+    """The arguments that an operation writes to, by position and by name."""
     arguments = enumerate(func._schema.arguments)
     return frozenset(key for k, a in arguments if a.alias_info and a.alias_info.is_write for key in (k, a.name))
 
@@ -160,10 +159,10 @@ def _address(t: Tensor) -> int:
 
 
 def _begin(t: Tensor) -> int:
-    """Bytes of memory before its first entry."""
+    """Bytes of memory before the first entry."""
     return int(t.storage_offset() * t.element_size())
 
 
 def _reach(t: Tensor) -> int:
-    """Bytes of memory from its first entry to its last."""
+    """Bytes of memory from the first entry to the last."""
     return t.element_size() * (1 + sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)))

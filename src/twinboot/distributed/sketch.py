@@ -1,22 +1,22 @@
-"""How far two models stand apart, from a few hundred numbers of each.
+"""The distance of two models, from a few hundred numbers of each tensor.
 
-The entries `w_i` of a tensor fall into `k` buckets, `i` into bucket `i mod k`, and each gets a random sign `s_i`, the
-same for all models and drawn anew each time:
+Entry `w_i` of a tensor falls into bucket `i mod k` and gets a random sign `s_i`. The signs are the same for all models,
+and new at each update:
 
     p_j = sum over i in bucket j of s_i w_i
 
-That is linear, so with `d = w_1 - w_2` the difference of two sketches is the sketch of `d`. Signs are independent with
-mean 0, so that products of different ones vanish in the mean. With `S_j`, the sum of `d_i^2` over bucket j,
+This is linear: with `d = w_1 - w_2`, the difference of two sketches is the sketch of `d`. Signs are independent with
+mean 0, so products of different signs have mean 0. With `S_j` the sum of `d_i^2` over bucket j,
 
     E ||p_1 - p_2||^2   = sum_j S_j = ||d||^2                                          unbiased, whatever the weights
     Var ||p_1 - p_2||^2 = 2 sum_j (S_j^2 - sum over i in bucket j of d_i^4)            at most 2 ||d||^4
 
-When the buckets have equal shares of many entries, the variance is 2 / k of `||d||^4`: `||d||` has a relative error of
-about `1 / sqrt(2 k)`, 4.5 % for k = 251. It is larger when few buckets have most of the distance. That is why k is best
-a prime: the columns of a weight would stay in the same buckets if their number divided k, or k divided it.
+If the buckets have equal shares of many entries, the variance is 2 / k of `||d||^4`: the relative error of `||d||` is
+about `1 / sqrt(2 k)`, 4.5 % for k = 251. It is larger if few buckets hold most of the distance. So k is best a prime:
+the columns of a weight would stay in the same buckets if their number divided k, or k divided it.
 
-The signs cost about as much as the normals of the weights' noise, or less (docs/apart.md): a sign is one random bit,
-put in the place of the number's own. Gaussian projections would cost a few hundred normals for each weight.
+The signs cost at most about as much as the noise on the weights (docs/apart.md): a sign is one random bit, which
+replaces the sign bit of the number. Gaussian projections would cost a few hundred normals for each weight.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from torch import Tensor
 from .._core.tensors import in_order, wide
 from ..groups import Partition, Shape
 
-_AT_ONCE = 2**18  # entries: larger parts leave the processor's cache and take twice the time
+_AT_ONCE = 2**18  # entries: larger parts do not fit into the cache and take twice the time
 _INTEGERS = {torch.float32: (torch.int32, 32), torch.float64: (torch.int64, 64)}
 
 
 class Sketch:
-    """What is sent of each parameter of a partition: `numbers` for its entries that share a sigma, or, where that would
-    not save half of them, or where labels are not those of units, the parameter itself, which has no error.
+    """What is sent of each parameter: `numbers` sums for the entries that share a sigma. The parameter itself is sent,
+    without an error, if that would not save half of it, or if its labels are not units.
 
     >>> from twinboot import Twins
     >>> twins = Twins(torch.nn.Linear(500, 3))
     >>> sketch = Sketch(twins.partition, numbers=100)
-    >>> sketch.shapes  # of the 1500 weights 100 sums, and the three biases
+    >>> sketch.shapes  # 100 sums of the 1500 weights, and the three biases
     [(100,), (3,)]
     """
 
@@ -49,49 +49,49 @@ class Sketch:
         labels = partition.labels()
         self.numbers = numbers
         self.shapes: list[Shape] = []
-        self.rows: list[int] = []  # how many sketches are made of a parameter; 0 where it is sent itself
+        self.rows: list[int] = []  # how many sketches a parameter has; 0 if it is sent itself
         for name, shape in partition.parameter_shapes.items():
             own = tuple(labels[name].shape) if name in labels else ()
             lead = max((d + 1 for d, size in enumerate(own) if size > 1), default=0)
             rows, entries = math.prod(shape[:lead]), math.prod(shape[lead:])
             fits = own[:lead] == shape[:lead] and entries > 2 * numbers
             self.rows.append(rows if fits else 0)
-            # As many dimensions as the parameter has where it has labels, which are summed up to.
+            # With labels, as many dimensions as the parameter: squares are summed to the shape of the labels.
             ones = (1,) * (len(shape) - lead - 1 if name in labels else 0)
             self.shapes.append((*shape[:lead], numbers, *ones) if fits else shape)
 
     def __len__(self) -> int:
-        """How many numbers are sent."""
+        """The number of numbers that are sent."""
         return sum(map(math.prod, self.shapes))
 
     def of(self, weights: Sequence[Tensor], seed: int, beside: Tensor) -> Tensor:
-        """What is sent of these weights: one flat tensor, with the dtype and on the device of `beside`."""
+        """The sketch of these weights: a flat tensor with the dtype and device of `beside`."""
         signs = _Signs(seed)
         sent = []
         for w, rows in zip(weights, self.rows, strict=True):
             entries = wide(w.detach())
             if rows:
-                # One sketch does not depend on dimensions, and needs no copy where memory has another order.
+                # A single sketch does not depend on the dimensions: memory order avoids a copy.
                 entries = (in_order(entries) if rows == 1 else entries).reshape(rows, -1)
                 entries = _summed(entries, self.numbers, signs)
             sent.append(entries.reshape(-1).to(beside))
         return torch.cat(sent)
 
     def split(self, sent: Tensor) -> list[Tensor]:
-        """What was sent of each parameter; the squares of differences sum up as those of the parameter do."""
+        """The sketch of each parameter. Squared differences of sketches stand for those of the parameter."""
         parts = sent.split([math.prod(shape) for shape in self.shapes])
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
 
 class _Signs:
-    """Random signs from one seed: the same on all ranks that ask for them in the same order."""
+    """Random signs from a seed: the same on all ranks that draw them in the same order."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.generators: dict[torch.device, torch.Generator] = {}
 
     def flipped(self, t: Tensor) -> Tensor:
-        """The tensor with a random sign for each entry: one random bit each, at the place of the sign."""
+        """The tensor with random signs: one random bit per entry, in place of its sign bit."""
         device = t.device
         if device not in self.generators:
             self.generators[device] = torch.Generator(device).manual_seed(self.seed)

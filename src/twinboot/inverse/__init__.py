@@ -1,1 +1,1 @@
-"""`invert`: a field behind measurements, the operators it is seen through, and what a prior leaves of it."""
+"""`invert`: find a field from measurements. Its operators, measurements and priors."""

@@ -1,11 +1,10 @@
-"""Inverse problems: a field that was seen through a forward operator, and where not to trust what is found.
+"""Inverse problems: find a field from measurements, and how uncertain each part of it is.
 
     observed = forward(field) + noise
 
 `invert` trains twins of the field on two bootstrap samples of the measurements, as Algorithm 1 does for the weights of
-a network. About 13.5 % of the measurements are drawn for neither twin. They tell when the twins begin to fit the noise:
-the field and its sigma are kept from the last step at which the twins' mean clearly predicted those measurements
-better than before.
+a network. About 13.5 % of the measurements are in neither sample. Their loss rises when the twins begin to fit noise,
+so the result is the state of the last step at which the twins' mean clearly predicted them better than before.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from ..estimate.prediction import Moments, Prediction, combine, half_width
 from ..training import optimizers
 from ..training.protocol import INVERT, Protocol, blocks_of_three, complete
 from ..twins import Twins
-from .measurements import Weighted, see
+from . import priors
+from .measurements import Measurements, see
 from .operators import Forward
-from .priors import floor
 
 
 def invert(
@@ -86,8 +85,7 @@ def invert(
     >>> bool((result.field - 1).abs().max() < 0.1)
     True
     """
-    if isinstance(prior, Tensor) and prior.numel() == 1 and prior.is_floating_point() and not prior.is_meta:
-        prior = prior.item()
+    prior = priors.as_prior(prior)
     optimizers.require_function(optimizer)
     protocol = complete(protocol, INVERT, "invert", without=("pooled", "resample", "average"))
     require_types(invert, locals())
@@ -95,16 +93,12 @@ def invert(
         raise ValueError(f'stop must be "unseen" or None, not {stop!r}.')
     if steps < 1 or check < 1:
         raise ValueError(f"steps and check must be at least 1, not {steps} and {check}.")
-    if prior not in ("found", None) and (isinstance(prior, (bool, str)) or not 0 < prior < math.inf):
-        raise ValueError(f'prior must be above 0, "found" or None, not {prior!r}.')
     if patience is not None and (patience < 1 or stop is None):
         raise ValueError(f'patience must be at least 1, and goes with stop="unseen", not {patience} and {stop!r}.')
     if not 0 < decay <= 1:
         raise ValueError(f"decay must lie in (0, 1], not {decay}.")
-    require_tensor("initial", initial)
-    if not initial.is_floating_point() or not initial.numel():
-        raise TypeError("initial must be a tensor of real floating-point numbers, with at least one.")
-    observed = _checked_data(observed)
+    _require_data(initial, observed)
+    observed = observed.detach()
     bootstrap = bootstrap or Bootstrap(len(observed), replicas, seed)
     if bootstrap.replicas != replicas:
         raise ValueError(f"the bootstrap has {bootstrap.replicas} replicas, but there are {replicas} twins.")
@@ -112,18 +106,18 @@ def invert(
     if stop and not len(bootstrap.unseen):
         raise ValueError('every measurement is seen by some twin, so there is none for stop="unseen": use stop=None.')
     groups = protocol.groups or blocks_of_three(initial.ndim)
-    twins = Twins(_Field(initial), replicas, groups, seed, stacked=True)
+    twins = Twins(nn.ParameterDict({"field": initial.detach().clone()}), replicas, groups, seed, stacked=True)
     [fields] = twins.parameters()
     stepper = optimizers.make_optimizer(optimizer, [[fields]], lr=0.01)
     schedule = torch.optim.lr_scheduler.ExponentialLR(stepper, decay)
-    best = _Best(twins, fields)
+    stopping = _EarlyStopping(twins, data, stop)
 
     train = math.nan
 
     def loss(step: int) -> float:
         nonlocal train
         train, fields.grad = data.loss(twins.weights()["field"], step)
-        _check(train, fields.grad, step)
+        _require_finite(train, fields.grad, step)
         return train
 
     for step in range(1, steps + 1):
@@ -131,28 +125,26 @@ def invert(
             stepper.step(partial(loss, step))
         twins.update()
         if step % check == 0 or step == steps:
-            best.look(step, train / replicas, data, stop)
-            if patience is not None and step - best.step >= patience:
+            stopping.look(step, fields.detach().mean(0), train / replicas)
+            if patience is not None and step - stopping.step >= patience:
                 progress(step)
                 break
         if step < steps and resets.is_due(protocol.reset, step):
             twins.reset(protocol.mode)
         schedule.step()
         progress(step)
-    sigma = best.sigma * bootstrap.scale
-    if prior is not None:
-        tau = _rms(best.field - initial) if prior == "found" else float(prior)
-        sigma = torch.maximum(sigma, floor(best.field, data, twins.partition, tau, best.noise, seed))
-    return Inversion(best.field, sigma, best.step, best.history, bootstrap, seed)
+    sigma, field = stopping.sigma * bootstrap.scale, stopping.field
+    sigma = priors.raised(sigma, prior, field, initial, data, twins.partition, stopping.noise, seed)
+    return Inversion(field, sigma, stopping.step, stopping.history, bootstrap, seed)
 
 
 @dataclass(frozen=True, eq=False)
 class Inversion:
-    """What was found: the field, and one standard deviation for each of its entries.
+    """The result of `invert`: the field, and a standard deviation for each of its entries.
 
-    `history` maps "step", "train" (the mean loss of the noisy twins before the step), "unseen" (the loss of their mean,
-    after it, on measurements that neither saw) and "sigma" (of the twins, root mean square over the field) to one value
-    per check.
+    `history` has one value per check for each of these: "step", "train" (the mean loss of the noisy twins before the
+    step), "unseen" (the loss of the twins' mean on the out-of-bag measurements, after the step) and "sigma" (of the
+    twins, as root mean square over the field).
     """
 
     field: Tensor
@@ -167,7 +159,7 @@ class Inversion:
         return f"Inversion(field of shape {tuple(self.field.shape)}, sigma {sigma:.3g} in the rms, from step {step})"
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """The central interval of each entry, under a normal distribution."""
+        """The central interval of each entry of a normal distribution."""
         half = half_width(level) * self.sigma
         return self.field - half, self.field + half
 
@@ -181,8 +173,8 @@ class Inversion:
 
     @torch.no_grad()
     def predict(self, operator: Forward, samples: int = 32) -> Prediction:
-        """What an operator would measure of the field: mean and spread over fields from N(field, sigma^2); with
-        `samples=0` of the field alone."""
+        """What an operator would measure: mean and spread over fields from N(field, sigma^2), or with `samples=0` of
+        the field alone."""
         require_types(Inversion.predict, locals())
         if samples < 0 or samples == 1:
             raise ValueError(f"samples must be 0, for the field alone, or at least 2, for a spread, not {samples!r}.")
@@ -194,56 +186,45 @@ class Inversion:
         return combine([moments])
 
 
-class _Field(nn.Module):
-    def __init__(self, initial: Tensor) -> None:
-        super().__init__()
-        self.field = nn.Parameter(initial.detach().clone())
+class _EarlyStopping:
+    """Keeps the state of the last step that clearly predicted the out-of-bag measurements better, and the history."""
 
-
-class _Best:
-    """The state to keep, and how the run went."""
-
-    def __init__(self, twins: Twins, fields: Tensor) -> None:
-        self.twins, self.fields = twins, fields
+    def __init__(self, twins: Twins, data: Measurements, stop: str | None) -> None:
+        self.twins, self.data, self.stop = twins, data, stop
         self.history: dict[str, list[float]] = {"step": [], "train": [], "unseen": [], "sigma": []}
         self.losses: Tensor | None = None
         self.step = 0
 
     @torch.no_grad()
-    def look(self, step: int, train: float, data: Weighted, stop: str | None) -> None:
-        field = self.fields.detach().mean(0)
-        losses = data.unseen_losses(field)
+    def look(self, step: int, field: Tensor, train: float) -> None:
+        losses = self.data.unseen_losses(field)
         unseen = losses.mean().item() if len(losses) else math.nan
         if len(losses) and not math.isfinite(unseen):
             raise FloatingPointError(f"forward gives values that are not finite for the twins' mean at step {step}.")
-        sigma = _sigma(self.twins, field)
-        unit = data.scale**2  # in which losses are computed
-        for name, value in zip(self.history, (step, unit * train, unit * unseen, _rms(sigma)), strict=True):
+        [sigma] = self.twins.partition.expand([field])
+        sigma = sigma.to(field).expand_as(field).clone()
+        unit = self.data.scale**2  # of the losses
+        values = (step, unit * train, unit * unseen, sigma.square().mean().sqrt().item())
+        for name, value in zip(self.history, values, strict=True):
             self.history[name].append(value)
-        if stop is None or self.losses is None or _clearly_lower(losses, self.losses):
+        if self.stop is None or self.losses is None or _clearly_lower(losses, self.losses):
             self.losses, self.step, self.field, self.sigma = losses, step, field, sigma
-            self.noise = data.scale * math.sqrt(unseen if len(losses) else train)
+            self.noise = self.data.scale * math.sqrt(unseen if len(losses) else train)
 
 
 def _clearly_lower(new: Tensor, old: Tensor) -> bool:
-    """By more than the standard error of the difference. There are few unseen measurements, and once the twins fit
-    noise the loss on them changes little: without this rule chance would often pick a late state."""
+    """Whether the mean is lower by more than the standard error of the difference. There are few out-of-bag
+    measurements, and once the twins fit noise, their loss changes little: without this rule, chance would often pick a
+    late state."""
     gain = old - new
     error = gain.std() / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
     return bool(gain.mean() > error)
 
 
-def _rms(values: Tensor) -> float:
-    return values.square().mean().sqrt().item()
-
-
-def _sigma(twins: Twins, field: Tensor) -> Tensor:
-    """One sigma for each entry of the field."""
-    [sigma] = twins.partition.expand([field])
-    return sigma.to(field).expand_as(field).clone()
-
-
-def _checked_data(observed: Tensor) -> Tensor:
+def _require_data(initial: Tensor, observed: Tensor) -> None:
+    require_tensor("initial", initial)
+    if not initial.is_floating_point() or not initial.numel():
+        raise TypeError("initial must be a tensor of real floating-point numbers, with at least one.")
     require_tensor("observed", observed)
     if observed.ndim == 0 or not observed.is_floating_point():
         raise TypeError("observed must be a tensor of floating-point numbers with at least one axis.")
@@ -252,13 +233,12 @@ def _checked_data(observed: Tensor) -> Tensor:
     if not bool(observed.any()):
         what = "zero everywhere" if observed.numel() else "empty"
         raise ValueError(f"observed is {what}: there is nothing to invert; were the measurements loaded?")
-    return observed.detach()
 
 
-def _check(loss: float, gradient: Tensor, step: int) -> None:
+def _require_finite(loss: float, gradient: Tensor, step: int) -> None:
     if not math.isfinite(loss):
         raise FloatingPointError(
             f"the loss is not finite at step {step}: forward gave NaN or infinity, or the learning rate is too high."
         )
-    if not math.isfinite(gradient.sum().item()):  # one bad entry spoils the sum, and that is quicker than to ask each
+    if not math.isfinite(gradient.sum().item()):  # one bad entry spoils the sum, which is quicker than a look at each
         raise FloatingPointError(f"forward has no finite derivative at the field of step {step}.")

@@ -1,11 +1,11 @@
-"""What the twins of a field see of the measurements, and what none of them sees.
+"""The measurements as the twins of a field see them, and the out-of-bag measurements, which no twin sees.
 
-Each twin's loss is the mean over all measurements of weight * residual^2, with the bootstrap's counts as weights. So a
-measurement that no twin drew has no weight in any loss, whichever way the loss is computed:
+Each twin's loss is the mean over all measurements of weight * residual^2, with the bootstrap's counts as weights. An
+out-of-bag measurement has weight 0 in all losses. There are three ways to compute them:
 
-    Weighted    any operator: all of its measurements, for all twins in one call where vmap can do it
+    Weighted    any operator: all measurements, for all twins in one call if vmap can do it
     Divided     an operator with `rows`: each twin computes only the measurements that it drew
-    Batches     an operator with `rows`: each twin's draws, a few at a time
+    Batches     an operator with `rows`: each twin goes through its draws in batches
 """
 
 from __future__ import annotations
@@ -18,16 +18,24 @@ from torch import Tensor
 
 from .._core import seeds
 from ..data.bootstrap import Bootstrap
-from .operators import Dense, Divisible, Forward, divisible, together
+from .operators import Dense, Forward, divisible, nearly_equal, together
 
-UNRELATED = "what forward gives does not depend on the field by operations that PyTorch can differentiate."
+UNRELATED = "the result of forward does not depend on the field by operations that PyTorch can differentiate."
 
 
 def see(
     forward: Forward, observed: Tensor, initial: Tensor, bootstrap: Bootstrap, batch_size: int | None, seed: int
-) -> Weighted:
-    """The measurements as the twins see them, in the cheapest way that the operator allows."""
-    once = _measured(forward, observed, initial)
+) -> Measurements:
+    """The measurements, in the cheapest way that the operator allows."""
+    predicted = _evaluate(forward, initial)
+    if not isinstance(predicted, Tensor) or predicted.shape != observed.shape or predicted.is_complex():
+        given = f"a {type(predicted).__name__}"
+        if isinstance(predicted, Tensor):
+            given = f"shape {tuple(predicted.shape)}, {predicted.dtype}"
+        wanted = f"shape {tuple(observed.shape)}, {observed.dtype}"
+        raise ValueError(f"forward(initial) gives {given}, but observed has {wanted}.")
+    if not bool(predicted.isfinite().all()):
+        raise FloatingPointError("forward gives values that are not finite for the initial field.")
     if not divisible(forward) or bootstrap.n != len(observed):
         if batch_size is None:
             return Weighted(forward, observed, initial, bootstrap)
@@ -35,7 +43,11 @@ def see(
             "batch_size needs an operator with a method rows(index) that gives the operator of those measurements "
             "alone, as twinboot.Dense has, and a bootstrap of those."
         )
-    _check_rows(forward, once, initial)
+    # Not the initial field: all measurements of 0 may be alike. The repeat and the order reveal a mask instead of rows.
+    index = torch.tensor([len(observed) - 1, 0, len(observed) // 2, 0], device=observed.device)
+    rows, whole = (_evaluate(operator, _near(initial, 1)[0]) for operator in (forward.rows(index), forward))
+    if not nearly_equal(rows, whole[index], unit=whole):
+        raise ValueError("forward.rows(index)(field) gives something else than forward(field)[index].")
     if batch_size is None:
         return Divided(forward, observed, initial, bootstrap)
     if not 1 <= batch_size <= len(observed):
@@ -43,8 +55,60 @@ def see(
     return Batches(forward, observed, initial, bootstrap, batch_size, seed)
 
 
-class Weighted:
-    """Every measurement is computed, and those that a twin did not draw have no weight for it."""
+class Measurements:
+    """What `invert` asks of the measurements."""
+
+    def __init__(self, forward: Forward, observed: Tensor, bootstrap: Bootstrap) -> None:
+        self.forward, self.observed, self.n = forward, observed, bootstrap.n
+        unseen = (bootstrap.counts == 0).all(0).to(observed.device)
+        self.seen, self.unseen = (which.nonzero().squeeze(1) for which in (~unseen, unseen))
+        # The unit of losses is the mean square of the measurements: Adam would take the gradients of tiny measurements
+        # for zero, and squares of very small or large values overflow in single precision.
+        values = observed.reshape(self.n, -1)[self.seen]
+        largest = values.abs().max().item() or 1.0
+        self.scale = largest * math.sqrt((values / largest).square().mean().item()) or 1.0
+        self.unseen_operator = self.part(self.unseen)
+
+    def loss(self, fields: Tensor, step: int) -> tuple[float, Tensor]:
+        """The sum of the twins' losses in units of `scale` squared, and its gradient for their fields [twins, ...]."""
+        raise NotImplementedError
+
+    def part(self, index: Tensor) -> Forward:
+        """The operator of some measurements. Its result is [measurements, values of each]."""
+        if divisible(self.forward) and self.n == len(self.observed):
+            operator, shape = self.forward.rows(index), (len(index), self.observed.numel() // self.n)
+            return lambda field: operator(field).reshape(shape)
+        return lambda field: self.forward(field).reshape(self.n, -1)[index]
+
+    def unseen_losses(self, field: Tensor) -> Tensor:
+        """For each out-of-bag measurement the mean square of its residuals, in units of `scale` squared."""
+        observed = self.observed.reshape(self.n, -1)[self.unseen]
+        return ((_evaluate(self.unseen_operator, field) - observed) / self.scale).square().mean(1)
+
+    def _descend(
+        self,
+        predicted: list[Tensor],
+        observed: Sequence[Tensor],
+        weights: Sequence[Tensor | float],
+        fields: list[Tensor],
+    ) -> tuple[float, Tensor]:
+        """Loss and gradient. The derivative of the square is known, so autograd goes through the operator alone."""
+        if not all(p.requires_grad for p in predicted):
+            raise ValueError(UNRELATED)
+        with torch.no_grad():
+            residuals = [(p - y) / self.scale for p, y in zip(predicted, observed, strict=True)]
+            slopes = [w * r for w, r in zip(weights, residuals, strict=True)]
+            value = sum(torch.dot(s.flatten(), r.flatten()).item() for s, r in zip(slopes, residuals, strict=True))
+            slopes = [s.to(p) for s, p in zip(slopes, predicted, strict=True)]  # the operator may have another dtype
+        gradients = torch.autograd.grad(predicted, fields, slopes, allow_unused=True)
+        if any(g is None for g in gradients):
+            raise ValueError(UNRELATED)
+        stacked = gradients[0] if len(gradients) == 1 else torch.stack(gradients)
+        return value, stacked * (2 / self.scale)
+
+
+class Weighted(Measurements):
+    """Every measurement is computed. For a twin that did not draw it, its weight is 0."""
 
     def __init__(self, forward: Forward, observed: Tensor, initial: Tensor, bootstrap: Bootstrap) -> None:
         shape, axes = observed.shape, 0
@@ -55,13 +119,7 @@ class Weighted:
                 f"the bootstrap resamples {bootstrap.n} measurements, but the first axes of observed, of shape "
                 f"{tuple(shape)}, do not multiply to that."
             )
-        self.forward, self.observed = forward, observed
-        self.none_sees = (bootstrap.counts == 0).all(0).to(observed.device)
-        # Losses are computed in units of the measurements' root mean square: Adam would take the gradients of tiny
-        # measurements for zero, and the squares of very small or large ones are no numbers in single precision.
-        seen = observed.reshape(bootstrap.n, -1)[~self.none_sees]
-        largest = seen.abs().max().item() or 1.0
-        self.scale = largest * math.sqrt((seen / largest).square().mean().item()) or 1.0
+        super().__init__(forward, observed, bootstrap)
         weights = bootstrap.counts.to(observed)
         weights = weights / weights.mean(1, keepdim=True) / observed.numel()
         self.weights = weights.view(bootstrap.replicas, *shape[:axes], *[1] * (len(shape) - axes))
@@ -71,67 +129,26 @@ class Weighted:
         self.run = together(self.forward, initial, bootstrap.replicas)
 
     def loss(self, fields: Tensor, step: int) -> tuple[float, Tensor]:
-        """The sum of the twins' losses in units of `scale` squared, and its gradient for their fields [twins, ...]."""
         fields = fields.detach().requires_grad_()
         return self._descend([self.run(fields)], [self.observed], [self.weights], [fields])
 
-    def _descend(
-        self,
-        predicted: list[Tensor],
-        observed: list[Tensor],
-        weights: Sequence[Tensor | float],
-        fields: list[Tensor],
-    ) -> tuple[float, Tensor]:
-        """The slope of a square is known, so that only the operator is left to differentiate."""
-        if not all(p.requires_grad for p in predicted):
-            raise ValueError(UNRELATED)
-        with torch.no_grad():
-            residuals = [(p - y) / self.scale for p, y in zip(predicted, observed, strict=True)]
-            slopes = [w * r for w, r in zip(weights, residuals, strict=True)]
-            value = sum(torch.dot(s.flatten(), r.flatten()).item() for s, r in zip(slopes, residuals, strict=True))
-            slopes = [
-                s.to(p) for s, p in zip(slopes, predicted, strict=True)
-            ]  # an operator may have a dtype of its own
-        gradients = torch.autograd.grad(predicted, fields, slopes, allow_unused=True)
-        if any(g is None for g in gradients):
-            raise ValueError(UNRELATED)
-        stacked = gradients[0] if len(gradients) == 1 else torch.stack(gradients)
-        return value, stacked * (2 / self.scale)
-
-    def seen(self) -> tuple[Forward, torch.Size]:
-        """The operator of the measurements that some twin sees, and the shape of what it gives."""
-        rows = (~self.none_sees).nonzero().squeeze(1)
-
-        def operator(field: Tensor) -> Tensor:
-            return self.forward(field).reshape(len(self.none_sees), -1)[rows]
-
-        return operator, torch.Size([len(rows), self.observed.numel() // len(self.none_sees)])
-
-    def unseen_losses(self, field: Tensor) -> Tensor:
-        """For each measurement that no twin sees its squared residual, a mean where it has axes of its own; in units of
-        `scale` squared, as the loss."""
-        squared = ((_at(self.forward, field) - self.observed) / self.scale).square()
-        return squared.reshape(len(self.none_sees), -1).mean(1)[self.none_sees]
-
 
 class Divided(Weighted):
-    """Each twin has an operator of its own: that of the measurements that it drew. A pair of twins of a dense operator
-    has one for both, of two windows of its matrix that overlap where both twins drew."""
+    """Each twin has its own operator, of the measurements that it drew. Two twins of a dense operator use one product:
+    their rows are two windows of one matrix, which overlap in the measurements that both drew."""
 
     def _prepare(self, initial: Tensor, bootstrap: Bootstrap) -> None:
         assert divisible(self.forward)
-        unseen = bootstrap.unseen.to(self.observed.device)
-        self.validation = self.forward.rows(unseen), self.observed[unseen]
         order, parts = _arrange(bootstrap.counts)
         order = order.to(self.observed.device)
         operator, observed, weights = self.forward.rows(order), self.observed[order], self.weights[:, order]
-        whole = divisible(operator)  # or else a part of the whole is made anew
-        self.parts = [operator.rows(part) if whole else self.forward.rows(order[part]) for part in parts]
+        again = divisible(operator)  # else the operator of a part is made from the whole
+        self.parts = [operator.rows(part) if again else self.forward.rows(order[part]) for part in parts]
         self.drawn = [observed[part] for part in parts]
         self.drawn_weights = [weights[b][part] for b, part in enumerate(parts)]
         self.pair = None
         if isinstance(operator, Dense) and len(parts) == 2:
-            # Windows are equally long: the twin that drew fewer has a few of the other's in its own, with no weight.
+            # The windows have one length, so the shorter one also has rows of the other twin, with weight 0.
             length = max(map(len, self.drawn))
             ends = [slice(0, length), slice(len(order) - length, None)]
             pair = operator.ends(length)
@@ -147,34 +164,18 @@ class Divided(Weighted):
         predicted = [operator(field.clone()) for operator, field in zip(self.parts, apart, strict=True)]
         return self._descend(predicted, self.drawn, self.drawn_weights, apart)
 
-    def seen(self) -> tuple[Forward, torch.Size]:
-        assert divisible(self.forward)
-        rows = (~self.none_sees).nonzero().squeeze(1)
-        return self.forward.rows(rows), self.observed[rows].shape
 
-    def unseen_losses(self, field: Tensor) -> Tensor:
-        operator, observed = self.validation
-        squared = ((_at(operator, field) - observed) / self.scale).square()
-        return squared.reshape(len(observed), math.prod(observed.shape[1:])).mean(1)
-
-
-class Batches(Divided):
-    """Each twin goes through its draws in batches, in an order that is new in each epoch."""
+class Batches(Measurements):
+    """Each twin goes through its draws in batches, in a new order in each epoch."""
 
     def __init__(
-        self,
-        forward: Forward,
-        observed: Tensor,
-        initial: Tensor,
-        bootstrap: Bootstrap,
-        batch_size: int,
-        seed: int,
+        self, forward: Forward, observed: Tensor, initial: Tensor, bootstrap: Bootstrap, batch_size: int, seed: int
     ) -> None:
         if bootstrap.kind == "bayesian":
             raise ValueError("a bayesian bootstrap has weights, not draws to take a few of: leave batch_size out.")
+        super().__init__(forward, observed, bootstrap)
         self.draws = [bootstrap.indices(b) for b in range(bootstrap.replicas)]
         self.batch_size, self.seed, self.epoch = batch_size, seed, -1
-        super().__init__(forward, observed, initial, bootstrap)
 
     def loss(self, fields: Tensor, step: int) -> tuple[float, Tensor]:
         assert divisible(self.forward)
@@ -183,19 +184,17 @@ class Batches(Divided):
             generator = torch.Generator().manual_seed(seeds.derive(self.seed, "batches", epoch))
             self.order = [own[torch.randperm(len(own), generator=generator)] for own in self.draws]
             self.epoch = epoch
+        now = slice(place * self.batch_size, (place + 1) * self.batch_size)
+        batches = [order[now].to(self.observed.device) for order in self.order]
         apart = [field.requires_grad_() for field in fields.detach().unbind()]
-        batches = [
-            order[place * self.batch_size : (place + 1) * self.batch_size].to(self.observed.device)
-            for order in self.order
-        ]
         predicted = [self.forward.rows(batch)(field.clone()) for batch, field in zip(batches, apart, strict=True)]
         weights = [1 / p.numel() for p in predicted]
         return self._descend(predicted, [self.observed[batch] for batch in batches], weights, apart)
 
 
 def _arrange(counts: Tensor) -> tuple[Tensor, Sequence[Tensor | slice]]:
-    """An order of the measurements that some twin sees, and for each twin its part of them. For two twins: those of the
-    first alone, of both, of the second alone; then each twin's lie together, and no row has to be held twice."""
+    """An order of the measurements that some twin sees, and each twin's part of them. The order for two twins is: first
+    alone, both, second alone. Each part is then a slice, and no row is stored twice."""
     seen = counts > 0
     if len(counts) > 2:
         order = seen.any(0).nonzero().squeeze(1)
@@ -205,47 +204,25 @@ def _arrange(counts: Tensor) -> tuple[Tensor, Sequence[Tensor | slice]]:
     return torch.cat([first, both, second]), [slice(0, len(first) + len(both)), slice(len(first), None)]
 
 
-def _shifted(initial: Tensor, number: int) -> Tensor:
-    """Fields near the initial one, each another."""
+def _near(initial: Tensor, number: int) -> Tensor:
+    """Different fields near the initial one."""
     draw = torch.Generator(initial.device).manual_seed(0)
     shift = torch.empty(number, *initial.shape, dtype=initial.dtype, device=initial.device).normal_(generator=draw)
     return initial.detach() + 0.01 * shift * (initial.detach().square().mean().sqrt() + 1)
 
 
+@torch.no_grad()
 def _same_for_each(pair: Forward, parts: Sequence[Forward], initial: Tensor) -> bool:
     """Whether a pair of fields gives what each gives alone: not if the function before the matrix mixes cells."""
-    fields = _shifted(initial, 2)
-    with torch.no_grad():
-        try:
-            found, expected = pair(fields), torch.stack([part(f) for part, f in zip(parts, fields, strict=True)])
-        except (RuntimeError, ValueError):
-            return False
-    return found.shape == expected.shape and torch.allclose(found, expected, 1e-3, 1e-5 * float(expected.abs().max()))
+    fields = _near(initial, 2)
+    try:
+        return nearly_equal(pair(fields), torch.stack([part(f) for part, f in zip(parts, fields, strict=True)]))
+    except (RuntimeError, ValueError):
+        return False
 
 
-def _measured(forward: Forward, observed: Tensor, initial: Tensor) -> Tensor:
-    """What the operator gives for the initial field; a sentence if that is not like what was observed."""
-    once = _at(forward, initial)
-    if not isinstance(once, Tensor) or once.shape != observed.shape or once.is_complex():
-        given = f"shape {tuple(once.shape)}, {once.dtype}" if isinstance(once, Tensor) else f"a {type(once).__name__}"
-        wanted = f"shape {tuple(observed.shape)}, {observed.dtype}"
-        raise ValueError(f"forward(initial) gives {given}, but observed has {wanted}.")
-    if not bool(once.isfinite().all()):
-        raise FloatingPointError("forward gives values that are not finite for the initial field.")
-    return once
-
-
-def _at(forward: Forward, field: Tensor) -> Tensor:
-    """What an operator gives, which may write into what it is given, or differentiate by itself."""
+def _evaluate(forward: Forward, field: Tensor) -> Tensor:
+    """The result of an operator without its graph. The operator may write into its input, and differentiate."""
     with torch.enable_grad():
         found = forward(field.detach().clone())
     return found.detach() if isinstance(found, Tensor) else found
-
-
-def _check_rows(forward: Divisible, once: Tensor, initial: Tensor) -> None:
-    """In an order of its own and with a repeat, which a mask would lose; and not at 0, where all rows may be alike."""
-    index = torch.tensor([len(once) - 1, 0, len(once) // 2, 0], device=once.device)
-    elsewhere = _shifted(initial, 1)[0]
-    once, some = _at(forward, elsewhere), _at(forward.rows(index), elsewhere)
-    if some.shape != once[index].shape or not torch.allclose(some, once[index], 1e-3, 1e-5 * float(once.abs().max())):
-        raise ValueError("forward.rows(index)(field) gives something else than forward(field)[index].")

@@ -1,8 +1,8 @@
-"""Forward operators: what would be measured of a field.
+"""Forward operators: functions that map a field to measurements.
 
-Any differentiable function of one tensor will do. One that also has a method `rows(index)`, which gives the operator of
-those measurements alone, spares work: a twin's step then computes only what that twin sees, and a step may take a few
-measurements at a time. `Dense` is such an operator.
+Any differentiable function of one tensor will do. If it also has a method `rows(index)`, which returns the operator of
+those measurements alone, each twin computes only the measurements that it sees, and a step may use a batch of them.
+`Dense` is such an operator.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from torch import Tensor
 from torch.func import vmap
 
 from .._core.checks import require_tensor, require_types, shown
+from .._core.tensors import is_integer
 
 Forward = Callable[[Tensor], Tensor]
 
 
 class Divisible(Protocol):
-    """An operator that can be had for some measurements alone: `rows(index)(field)` is `operator(field)[index]`."""
+    """An operator with a method `rows`: `rows(index)(field)` is `operator(field)[index]`."""
 
     def __call__(self, field: Tensor, /) -> Tensor: ...
 
@@ -29,12 +30,12 @@ class Divisible(Protocol):
 
 
 def divisible(forward: Forward) -> TypeGuard[Divisible]:
-    """Whether an operator has a method `rows`; a number or a tensor of that name is none."""
+    """Whether an operator has a method `rows`, and not another attribute of that name."""
     return callable(getattr(forward, "rows", None))
 
 
 class Dense:
-    """A matrix applied to a field, after a function of each cell if one is given: `matrix @ function(field).flatten()`.
+    """A matrix that is applied to a function of the field: `matrix @ function(field).flatten()`.
 
     >>> operator = Dense(torch.ones(4, 6), torch.tanh)
     >>> operator(torch.zeros(2, 3)).shape, operator.rows(slice(1, 3))(torch.zeros(2, 3)).shape
@@ -47,8 +48,8 @@ class Dense:
         require_tensor("matrix", matrix)
         require_types(Dense.__init__, locals())
         self.function = function
-        # A step reads the matrix forwards and backwards. Held column by column, both together took 0.7 of the time
-        # (4096 x 900 on two cores), and some rows of it are a view if they lie together.
+        # A step reads the matrix forwards and backwards. Stored by columns, both together took 0.7 of the time
+        # (4096 x 900 on two cores), and neighbouring rows are a view.
         self.columns = matrix.detach().T.contiguous()
 
     def __call__(self, field: Tensor) -> Tensor:
@@ -63,23 +64,20 @@ class Dense:
     def rows(self, index: Tensor | slice) -> Self:
         require_types(Dense.rows, locals())
         rows = self.columns.shape[1]
-        if isinstance(index, Tensor) and (
-            index.ndim != 1
-            or index.is_floating_point()
-            or index.is_complex()
-            or (index.dtype == torch.bool and len(index) != rows)
-        ):
-            raise ValueError(
-                f"index must be a slice, or a tensor of the numbers of rows, 0 to {rows - 1}, not {shown(index)}."
-            )
+        if isinstance(index, Tensor):
+            mask = index.dtype == torch.bool and len(index) == rows
+            if index.ndim != 1 or not (mask or is_integer(index)):
+                raise ValueError(
+                    f"index must be a slice, or a tensor of the numbers of rows, 0 to {rows - 1}, not {shown(index)}."
+                )
         part = copy.copy(self)
         part.columns = self.columns[:, index]
         return part
 
     def ends(self, length: int) -> Forward:
-        """The operator for a pair of fields [2, ...]: the first `length` rows of the one, the last of the other.
+        """The operator for a pair of fields [2, ...]: the first `length` rows for one, the last for the other.
 
-        One batched product for both, which PyTorch spreads over its threads, on two overlapping views of the matrix.
+        One batched product does both, on two overlapping views of the matrix. PyTorch spreads it over its threads.
         """
         cells, rows = self.columns.shape
         require_types(Dense.ends, {"length": length})
@@ -95,24 +93,30 @@ class Dense:
 
 
 def together(forward: Forward, initial: Tensor, replicas: int) -> Forward:
-    """`forward` for a stack of fields: all at once where vmap can do it, else one after another."""
+    """`forward` for a stack of fields: all at once if vmap can do it, else one after another."""
 
     def one_by_one(fields: Tensor) -> Tensor:
         return torch.stack([forward(field.clone()) for field in fields])
 
     mapped = vmap(forward)
-    try:  # with gradients, because some operators are only refused there, such as those that checkpoint activations
-        first, second = (_with_gradient(run, initial, replicas) for run in (mapped, one_by_one))
-        same = all(torch.allclose(a, b, 1e-3, 1e-5 * float(b.abs().max())) for a, b in zip(first, second, strict=True))
+    try:  # with gradients, because vmap refuses some operators only there, such as those that checkpoint activations
+        both = zip(*(_with_gradient(run, initial, replicas) for run in (mapped, one_by_one)), strict=True)
+        same = all(nearly_equal(a, b) for a, b in both)
     except Exception:  # vmap refuses some operators, each in its own way
         same = False
     return mapped if same else one_by_one
 
 
 def _with_gradient(run: Forward, start: Tensor, replicas: int) -> tuple[Tensor, Tensor]:
-    """What an operator gives for a stack of fields, and the gradient of its sum."""
+    """The result of an operator for a stack of fields, and the gradient of its sum."""
     with torch.enable_grad():
         fields = torch.stack([start] * replicas).requires_grad_()
         found = run(fields)
         [gradient] = torch.autograd.grad(found.sum(), fields)
     return found.detach(), gradient
+
+
+def nearly_equal(a: Tensor, b: Tensor, unit: Tensor | None = None) -> bool:
+    """Whether two tensors agree but for rounding, for values of the size of `unit`, by default `b`."""
+    largest = float((b if unit is None else unit).abs().max())
+    return a.shape == b.shape and torch.allclose(a, b, 1e-3, 1e-5 * largest)
