@@ -87,7 +87,7 @@ def test_arrows_go_one_way(module: str) -> None:
 
 
 # Helpers without anything of the method in them, which experiments share with the library.
-PLAIN = {"seeds", "randomness", "atomic", "extras", "checks", "devices"}
+PLAIN = {"seeds", "atomic", "extras", "checks", "batches"}
 
 
 def names_imported(module: str) -> Iterator[tuple[str, str]]:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ._core.checks import require_number, require_types, shown
-from ._core.sharding import cut, holders, summed
+from ._core.ranks import cut, holders, summed
 from ._core.tensors import checksum, is_integer, split, wide
 
 ROOT = "(model)"  # the group of the parameters that the model itself owns, outside any submodule

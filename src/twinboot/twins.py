@@ -29,11 +29,11 @@ import torch
 from torch import Tensor, nn
 
 from ._core import ranks, seeds
+from ._core.batches import check_is_due
 from ._core.checks import one_line, require_number, require_types, require_whole, shown
 from ._core.copies import Copies, Part, replicate
-from ._core.devices import check_is_due
 from ._core.noise import normals
-from ._core.sharding import local, reshard, window
+from ._core.ranks import local, reshard, window
 from ._core.stack import Stack
 from ._core.states import pack, require_same, unpack
 from ._core.tensors import fill_copies_by_piece_, mean, wide

@@ -1,7 +1,21 @@
-import pytest
+import multiprocessing
+import random
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
-from twinboot import Bootstrap
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import TensorDataset
+
+from twinboot import Bootstrap, fit
 from twinboot._core import seeds
+from twinboot._core.seeds import own_randomness, seeded
 
 
 def test_a_derived_seed_depends_on_every_part_and_their_order() -> None:
@@ -16,3 +30,140 @@ def test_a_derived_seed_depends_on_every_part_and_their_order() -> None:
 def test_a_seed_that_is_no_integer_is_refused() -> None:
     with pytest.raises(TypeError, match=r"seed must be an integer, not 1.5"):
         Bootstrap(10, seed=1.5)  # type: ignore[arg-type]
+
+
+def drawn() -> tuple[float, float, float]:
+    return torch.rand(1).item(), random.random(), float(np.random.rand())  # noqa: NPY002 (what is tested)
+
+
+def states() -> tuple[bytes, object, bytes]:
+    numpy = np.random.get_state()[1]  # noqa: NPY002
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), numpy.tobytes()  # type: ignore[union-attr]
+
+
+def test_draws_in_the_block_depend_on_the_seed_alone_and_the_generators_stay() -> None:
+    before = states()
+    found = []
+    for seed in (1, 1, 2):
+        with seeded(seed):
+            found.append(drawn())
+    assert found[0] == found[1] != found[2]
+    assert states() == before
+
+
+def test_generators_stay_where_they_were_after_an_error_too() -> None:
+    def fail() -> None:
+        drawn()
+        raise KeyError
+
+    before = states()
+    with pytest.raises(KeyError), own_randomness(torch.device("cpu"), 0, "epoch", 1):
+        fail()
+    assert states() == before
+
+
+def test_each_purpose_has_draws_of_its_own() -> None:
+    found = set()
+    for purpose in ((0, 1), (1, 0), (0, "statistics"), (0, 2)):
+        with own_randomness(torch.device("cpu"), *purpose):
+            found.add(drawn())
+    assert len(found) == 4
+
+
+def test_an_accelerator_of_any_kind_is_seeded_and_gets_its_generator_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its functions are those that torch.cuda, torch.mps and torch.xpu have; here the generators are on the CPU."""
+    first, second = (torch.device("privateuseone", index) for index in range(2))
+    generators = {device: torch.Generator().manual_seed(device.index) for device in (first, second)}
+    accelerator = SimpleNamespace(
+        get_rng_state=lambda device: generators[device].get_state(),
+        set_rng_state=lambda state, device: generators[device].set_state(state),
+    )
+    make = torch.Generator
+    monkeypatch.setattr(torch, "privateuseone", accelerator, raising=False)
+    monkeypatch.setattr(torch, "Generator", lambda device: make())
+    torch.get_device_module.cache_clear()
+    before = [generator.get_state() for generator in generators.values()]
+    found = []
+    for purpose in (1, 1, 2):
+        with own_randomness(second, purpose):
+            found.append(torch.rand(1, generator=generators[second]).item())
+            assert torch.equal(generators[first].get_state(), before[0])
+    torch.get_device_module.cache_clear()
+    assert found[0] == found[1] != found[2]
+    assert [generator.get_state().tolist() for generator in generators.values()] == [state.tolist() for state in before]
+
+
+@pytest.fixture
+def restless() -> Iterator[None]:
+    """Threads take turns a thousand times as often as they usually do."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(5e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("restless")
+def test_threads_draw_what_each_would_draw_alone_and_the_generators_stay() -> None:
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    data = TensorDataset(x, x[:, :1])
+
+    def run(seed: int) -> list[float]:
+        with seeded(seed):
+            model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 1))
+        return fit(model, data, "regression", epochs=3, batch_size=4, seed=seed, progress=False).history["unseen"]
+
+    alone = [run(seed) for seed in range(3)]
+    before = states()
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(run, range(3))) == alone
+    assert states() == before
+
+
+def test_a_step_of_one_thread_does_not_meet_the_hooks_of_another_that_come_and_go() -> None:
+    data = TensorDataset(torch.randn(20, 2), torch.randn(20, 1))
+    others: list[threading.Thread] = []
+
+    def run() -> None:
+        fit(nn.Linear(2, 1), data, "regression", epochs=1, progress=False)
+
+    def begin_another(*step: object) -> None:
+        if not others:
+            others.append(threading.Thread(target=run))
+            others[0].start()
+            others[0].join(0.5)  # enough time for a step that does not wait
+
+    hooks = [register_optimizer_step_pre_hook(hook) for hook in (begin_another, lambda *step: None)]
+    try:
+        run()  # Python would refuse to go through hooks that change on the way
+    finally:
+        for hook in hooks:
+            hook.remove()
+        others[0].join()
+
+
+def enter() -> None:
+    with seeded(0):
+        pass
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_process_that_is_forked_while_another_thread_has_a_block_does_not_wait_for_it() -> None:
+    inside, end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with seeded(1):
+            inside.set()
+            end.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    inside.wait()
+    worker = multiprocessing.get_context("fork").Process(target=enter)
+    worker.start()
+    worker.join(20)
+    end.set()
+    thread.join()
+    finished = worker.exitcode == 0
+    worker.kill()
+    assert finished

@@ -1,9 +1,13 @@
-"""Batches from a dataset by PyTorch's DataLoader, whose errors become one sentence that says what to do."""
+"""Batches: PyTorch's DataLoader, whose errors become one sentence that says what to do, and the devices of batches."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, default_collate
 
 from .checks import one_line, require_types
@@ -26,3 +30,42 @@ def collate(samples: list[Any]) -> Any:
         return default_collate(samples)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"the samples cannot be collated into a batch, give a collate_fn: {one_line(error)}.") from None
+
+
+def usable(device: str | int | torch.device) -> torch.device:
+    """The device of that name, after a try whether it is there."""
+    try:
+        found = torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:
+        why = str(error).splitlines()[0].rstrip(".")
+        raise ValueError(f"the device {str(device)!r} can't be used: {why}.") from None
+    if found.type == "meta":
+        raise ValueError("the device 'meta' can't be used: tensors on it have no values.")
+    return torch.device(device)
+
+
+def check_is_due(device: torch.device, step: int) -> bool:
+    """Whether to check in this step that the numbers on a device are finite. On a GPU only in each hundredth: to read a
+    number there is to wait until all that was begun is done, and steps would no longer follow without a gap."""
+    return device.type == "cpu" or step % 100 == 0
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """A batch with all of its tensors on a device, however deep they lie in tuples, lists and mappings."""
+    return _each(lambda t: t.to(device), batch)
+
+
+def copied(batch: Any, device: torch.device) -> Any:
+    """The same with copies of the tensors, so that nothing that is done to them reaches the batch."""
+    return _each(lambda t: t.detach().to(device, copy=True), batch)
+
+
+def _each(change: Callable[[Tensor], Tensor], batch: Any) -> Any:
+    def leaf(value: Any) -> Any:
+        if isinstance(value, Mapping):  # of a kind that PyTorch does not look into, as tokenizers give
+            return {key: _each(change, part) for key, part in value.items()}
+        if isinstance(value, Tensor) and value.is_meta:
+            raise ValueError("a tensor is on the meta device, and has no values: load the data first.")
+        return change(value) if isinstance(value, Tensor) else value
+
+    return tree_map(leaf, batch)

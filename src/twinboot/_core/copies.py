@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .noise import Noisy, fill_copies_, room_for
-from .sharding import local
+from .ranks import local
 from .tensors import expanded
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
+from .ranks import is_sharded, local, reshard
 from .seeds import derive
-from .sharding import is_sharded, local, reshard
 from .tensors import in_order
 
 # With at least this many weights in all copies, a thread for each copy pays: it takes 0.73 of the time at 30 million

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .sharding import is_sharded, local
+from .ranks import is_sharded, local
 
 AT_ONCE = 2**20  # the most entries of a piece
 

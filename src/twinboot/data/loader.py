@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from .._core import ranks, seeds
 from .._core.batches import collate, loader_of
 from .._core.checks import require_known, require_one_of, require_types, require_whole, shown
-from .._core.randomness import seeded
+from .._core.seeds import seeded
 from .._core.states import require_same
 from .bootstrap import Bootstrap
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from .._core import seeds
 from .._core.checks import require_types, shown
 from .._core.copies import Copies, Part
-from .._core.sharding import is_sharded
+from .._core.ranks import is_sharded
 from .._core.tensors import checksum, mean, split
 from ..estimate.statistics import averaged
 from ..groups import Grouping, Partition

@@ -14,11 +14,11 @@ from torch.func import vmap
 from torch.utils.data import DataLoader, Dataset
 
 from .._core import seeds
+from .._core.batches import copied
 from .._core.checks import one_of, require_known, require_number, require_one_of, require_types, require_whole
 from .._core.copies import Places, call, held, replicate, require_like
-from .._core.devices import copied
 from .._core.noise import normals
-from .._core.sharding import refuse_copy, whole
+from .._core.ranks import refuse_copy, whole
 from .._core.tensors import mean, overwrite_, wide
 from ..groups import Partition, fixed_entries
 from . import calibration, files

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.data import DataLoader
 
+from .._core.batches import copied
 from .._core.checks import require_tensor, shown
 from .._core.copies import arguments, replicate
-from .._core.devices import copied
-from .._core.randomness import own_randomness
+from .._core.seeds import own_randomness
 from .prediction import Task
 
 Chunks = list[Callable[[], Any]]

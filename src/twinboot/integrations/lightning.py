@@ -51,7 +51,7 @@ from .. import Bootstrap, Estimate, PairedLoader, Twins, pool_gradients, resets
 from .._core import ranks, seeds
 from .._core.checks import require_one_of, shown
 from .._core.copies import replicate
-from .._core.randomness import own_randomness
+from .._core.seeds import own_randomness
 from ..data.loader import WEIGHT, require_map_style
 from ..training.protocol import LIGHTNING, Protocol, complete
 from ..training.validation import ENOUGH, Judge, Step

@@ -37,8 +37,7 @@ except ImportError as error:
 from .. import Bootstrap, Prediction, fit
 from .._core.checks import one_line, require_number, require_whole, shown
 from .._core.copies import replicate
-from .._core.randomness import own_randomness, seeded
-from .._core.seeds import derive
+from .._core.seeds import derive, own_randomness, seeded
 from ..data.bootstrap import UNSEEN
 from ..estimate import conformal
 from ..estimate.prediction import Task

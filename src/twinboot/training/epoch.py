@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .._core import ranks
-from .._core.devices import check_is_due, moved, usable
-from .._core.randomness import alone, own_randomness
+from .._core.batches import check_is_due, moved, usable
+from .._core.seeds import alone, own_randomness
 from ..data.bootstrap import Bootstrap
 from ..data.loader import PairedLoader
 from ..estimate.estimate import Estimate

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 from .. import resets
 from .._core import fingerprints, ranks, seeds
 from .._core.checks import require_known, require_types, require_whole, shown
-from .._core.sharding import is_sharded
+from .._core.ranks import is_sharded
 from .._core.states import pack, require_same, unpack
 from ..data.bootstrap import Bootstrap
 from ..data.loader import PairedLoader, require_map_style

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, Subset
 
 from .._core import seeds
 from .._core.batches import loader_of
-from .._core.randomness import own_randomness, seeded
+from .._core.seeds import own_randomness, seeded
 from ..data.bootstrap import Bootstrap
 from ..estimate.statistics import refill_statistics
 

@@ -20,7 +20,7 @@ from torch.optim import lr_scheduler
 from ... import Bootstrap
 from ..._core import seeds
 from ..._core.extras import how_to_install
-from ..._core.randomness import own_randomness
+from ..._core.seeds import own_randomness
 from ...estimate import calibration
 from ...training.protocol import FIT
 from ..runner.experiment import Tick, UnavailableError

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ... import metrics
 from ..._core import seeds
-from ..._core.devices import usable
+from ..._core.batches import usable
 from ..._core.extras import how_to_install
 from ...estimate.prediction import entropy
 from .. import datasets, networks

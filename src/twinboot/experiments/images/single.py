@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, update_bn
 
 from ..._core import seeds
-from ..._core.randomness import own_randomness
+from ..._core.seeds import own_randomness
 from ...training import checkpoints
 from ..runner.experiment import Tick
 

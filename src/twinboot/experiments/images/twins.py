@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import Subset, TensorDataset
 
 from ... import Bootstrap, Estimate, Fit, Protocol, Twins, fit, resets
-from ..._core.randomness import own_randomness
+from ..._core.seeds import own_randomness
 from ...training.checkpoints import DamagedError
 from ..runner import sealed
 from ..runner.experiment import Tick

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from ... import Prediction, Protocol, fit, resets
-from ..._core.randomness import seeded
-from ..._core.seeds import derive
+from ..._core.seeds import derive, seeded
 from ..datasets.array_files import checksum
 from .data import Split
 
