@@ -45,7 +45,7 @@ def invert(
     stop: Literal["unseen"] | None = "unseen",
     check: int = 10,
     patience: int | None = None,
-    prior: float | Literal["found"] | None = None,
+    prior: float | str | None = None,
     bootstrap: Bootstrap | None = None,
     seed: int = 0,
     progress: Callable[[int], object] = lambda step: None,
