@@ -364,7 +364,7 @@ def test_batchnorm_knows_the_spread_of_a_dataset_that_is_sorted_by_class() -> No
     assert spread == pytest.approx(625, rel=0.1)
 
 
-def test_the_callback_sees_each_epoch_as_it_was_judged() -> None:
+def test_the_callback_sees_each_epoch_as_it_was_loss_and_hit() -> None:
     seen: list[tuple[int, float]] = []
     data = blobs()
 

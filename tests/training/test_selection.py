@@ -26,12 +26,12 @@ def looks(best: Selection, losses: list[float], monkeypatch: pytest.MonkeyPatch)
     for epoch, loss in enumerate(losses, start=1):
         for p in best.run.twins.parameters():
             p.data.fill_(epoch)
-        monkeypatch.setattr(best.run, "judge", lambda estimate, loss=loss: (loss, 0.5))
+        monkeypatch.setattr(best.run, "validate", lambda estimate, loss=loss: (loss, 0.5))
         best.look(epoch, 1.0, 0.01, 0.0)
 
 
 @pytest.mark.parametrize(("cover", "kept"), [(False, 2), (True, 3)])
-def test_the_epoch_with_the_lowest_loss_is_kept_or_the_last_where_none_is_judged(
+def test_the_epoch_with_the_lowest_loss_is_kept_or_the_last_where_none_is_loss_and_hit(
     cover: bool, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     best = Selection(training(cover), Average(math.inf))
@@ -49,7 +49,7 @@ def test_a_state_goes_on_with_the_average_and_the_lowest_loss(monkeypatch: pytes
     resumed.load_state_dict(begun.state_dict())
     for p in resumed.run.twins.parameters():
         p.data.fill_(3)
-    monkeypatch.setattr(resumed.run, "judge", lambda estimate: (2.0, 0.5))
+    monkeypatch.setattr(resumed.run, "validate", lambda estimate: (2.0, 0.5))
     last = resumed.look(3, 1.0, 0.01, 0.0)
     assert (resumed.epoch, resumed.lowest) == (whole.epoch, whole.lowest) == (2, 1.0)
     assert_same_bits(resumed.estimate.state_dict(), whole.estimate.state_dict())

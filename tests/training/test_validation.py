@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from twinboot import Bootstrap
-from twinboot.training.validation import Judge
+from twinboot.training.validation import Validation
 
 
 class Noisy(Dataset[Tensor]):
@@ -22,12 +22,12 @@ class Noisy(Dataset[Tensor]):
         return i + torch.rand(3)
 
 
-def judge(dataset: Any, **options: Any) -> Judge:
-    return Judge(dataset, Bootstrap(len(dataset)), 10, 0, options)
+def validation(dataset: Any, **options: Any) -> Validation:
+    return Validation(dataset, Bootstrap(len(dataset)), 10, 0, options)
 
 
 def test_batches_are_the_same_each_time_and_move_no_global_generator() -> None:
-    batches = judge(Noisy()).batches(torch.arange(41))
+    batches = validation(Noisy()).batches(torch.arange(41))
     before = torch.get_rng_state()
     first, second = list(batches), list(batches)
     assert torch.equal(torch.get_rng_state(), before)
@@ -46,7 +46,7 @@ def test_the_unseen_loss_is_a_mean_over_samples_in_evaluation() -> None:
         seen.append(batch[0])
         return batch[0].sum(1).mean().item(), len(batch[0])
 
-    found = judge(data).unseen_loss(nn.Linear(1, 1), step, torch.device("cpu"))
+    found = validation(data).unseen_loss(nn.Linear(1, 1), step, torch.device("cpu"))
     unseen = data[Bootstrap(100).unseen][0]
     assert_same_bits(torch.cat(seen), unseen)
     torch.testing.assert_close(found, unseen.sum(1).mean().item())
@@ -60,13 +60,13 @@ def test_a_step_that_draws_gives_the_same_unseen_loss_each_time_and_moves_no_glo
     for seed in range(2):
         torch.manual_seed(seed)
         before = torch.get_rng_state()
-        found.append(judge(classes(100)).unseen_loss(module, step, torch.device("cpu")))
+        found.append(validation(classes(100)).unseen_loss(module, step, torch.device("cpu")))
         assert torch.equal(torch.get_rng_state(), before)
     assert found[0] == found[1]
 
 
 def test_no_loss_of_any_unseen_sample_is_not_a_number() -> None:
-    found = judge(classes(100)).unseen_loss(nn.Linear(1, 1), lambda *_: (0.0, 0), torch.device("cpu"))
+    found = validation(classes(100)).unseen_loss(nn.Linear(1, 1), lambda *_: (0.0, 0), torch.device("cpu"))
     assert math.isnan(found)
 
 
@@ -85,11 +85,11 @@ def test_statistics_are_those_of_what_some_twin_sees_and_frozen_ones_stay() -> N
         return 0.0, len(batch[0])
 
     before = snapshot(module["frozen"])
-    judge(data).give_statistics(module, step, torch.device("cpu"), None)
+    validation(data).update_batchnorm(module, step, torch.device("cpu"), None)
     seen = data[Bootstrap(100).seen][0]
     assert_same_bits(torch.cat(shown).sort(0).values, seen.sort(0).values)
     torch.testing.assert_close(module["free"].running_mean, torch.stack([x.mean(0) for x in shown]).mean(0))
-    judge(data).give_statistics(module, step, torch.device("cpu"), at_most=20)
+    validation(data).update_batchnorm(module, step, torch.device("cpu"), at_most=20)
     torch.testing.assert_close(module["free"].running_mean, torch.stack([x.mean(0) for x in shown[-2:]]).mean(0))
     assert module["free"].momentum == 0.3
     assert not module.training

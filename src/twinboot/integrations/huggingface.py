@@ -49,7 +49,7 @@ from ..estimate import files
 from ..estimate.prediction import TASKS, Task
 from ..groups import Partition, assign, fixed_entries
 from ..training.protocol import HUGGING_FACE, Protocol, complete, refuse_settings
-from ..training.validation import ENOUGH, Judge
+from ..training.validation import ENOUGH, Validation
 from .resuming import read_twins, write_twins
 
 __all__ = ["TwinTrainer", "load"]
@@ -237,14 +237,16 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
     def _update_batchnorm(self, mean: nn.Module) -> None:
         collate = self._get_collator_with_removed_columns(self.data_collator, "training")
         options = {"collate_fn": collate, "num_workers": self.args.dataloader_num_workers}
-        judge = Judge(self.train_dataset, self._loader.bootstrap, self._train_batch_size, self.args.seed, options)
+        validation = Validation(
+            self.train_dataset, self._loader.bootstrap, self._train_batch_size, self.args.seed, options
+        )
 
         @torch.no_grad()
         def step(module: nn.Module, batch: Any, number: int) -> None:
             with self.accelerator.autocast():
                 self.compute_loss(module, self._prepare_inputs(batch))
 
-        judge.give_statistics(mean, step, self.args.device, ENOUGH)
+        validation.update_batchnorm(mean, step, self.args.device, ENOUGH)
 
     def _match_precision(self) -> None:
         """Run `model` under autocast if the twins train with it, as a Trainer's own model does."""

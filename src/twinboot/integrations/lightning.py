@@ -54,7 +54,7 @@ from .._core.copies import replicate
 from .._core.seeds import own_randomness
 from ..data.loader import WEIGHT, require_map_style
 from ..training.protocol import LIGHTNING, Protocol, complete
-from ..training.validation import ENOUGH, Judge, Step
+from ..training.validation import ENOUGH, Step, Validation
 from .resuming import OPTIONS, options_of, read_checkpoint, require_same_options, require_undamaged
 
 __all__ = ["TwinModule"]
@@ -161,7 +161,7 @@ class TwinModule(pl.LightningModule):
         self.bootstrap, self.seed, self.loss = bootstrap, seed, loss
         self.protocol = protocol
         self.loader, self._make_loader = loader, make_loader
-        self._judge = Judge(dataset, bootstrap, batch_size, seed, options)
+        self._validation = Validation(dataset, bootstrap, batch_size, seed, options)
         self._mean: list[Estimate] = []  # the current mean, if it was needed; in a list, to be no submodule
         self._mean_state: Mapping[str, Any] = {}  # the mean's state in a checkpoint that is being loaded
         self._loader_state: dict[str, Any] | None = None  # from the checkpoint that `fit` resumes
@@ -376,7 +376,7 @@ class TwinModule(pl.LightningModule):
     def val_dataloader(self) -> Any:
         if is_overridden("val_dataloader", self.module):
             return self.module.val_dataloader()
-        return self._judge.batches(self.bootstrap.unseen) if len(self.bootstrap.unseen) else []
+        return self._validation.batches(self.bootstrap.unseen) if len(self.bootstrap.unseen) else []
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
         """For modules without one: Lightning validates only with a `validation_step`, and `unseen_loss` needs that."""
@@ -398,7 +398,7 @@ class TwinModule(pl.LightningModule):
         if len(self.bootstrap.unseen) and not self.trainer.sanity_checking:
             mean = self._current_mean().module
             with self._step_of(mean) as step:
-                unseen_loss = self._judge.unseen_loss(mean, step, self.device)
+                unseen_loss = self._validation.unseen_loss(mean, step, self.device)
             self.log("unseen_loss", unseen_loss, prog_bar=True, sync_dist=True, batch_size=1)
 
     def on_validation_end(self) -> None:
@@ -430,7 +430,7 @@ class TwinModule(pl.LightningModule):
         """The mean of the twins, with BatchNorm statistics of `at_most` training samples, or of all."""
         estimate = self.twins.estimate(scale=self.bootstrap.scale)
         with self._step_of(estimate.module) as step:
-            self._judge.give_statistics(estimate.module, step, self.device, at_most)
+            self._validation.update_batchnorm(estimate.module, step, self.device, at_most)
         return estimate
 
     @contextmanager

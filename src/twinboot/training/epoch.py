@@ -20,7 +20,7 @@ from ..resets import Schedule, is_due
 from ..twins import Twins, pool_gradients
 from . import losses
 from .protocol import Protocol
-from .validation import ENOUGH, Judge
+from .validation import ENOUGH, Validation
 
 NOT_FINITE = (
     "the {} not finite in epoch {}, step {}: look for bad samples, or lower the learning rate. Checkpoints are of the "
@@ -57,13 +57,13 @@ class Training:
         self.dataset, self.seed, self.amp, self.batch_size = dataset, seed, amp, batch_size
         self.protocol = protocol
         self.bootstrap = bootstrap or Bootstrap(len(dataset), seed=seed)
-        self.judging = Judge(dataset, self.bootstrap, batch_size, seed, options)
+        self.validation = Validation(dataset, self.bootstrap, batch_size, seed, options)
         self.loader = PairedLoader(dataset, self.bootstrap, batch_size, protocol.resample, seed=seed, **options)
-        self.judges = len(self.bootstrap.unseen) > 0
-        if not self.judges and not (self.bootstrap.cover or self.bootstrap.kind == "bayesian"):
+        self.validates = len(self.bootstrap.unseen) > 0
+        if not self.validates and not (self.bootstrap.cover or self.bootstrap.kind == "bayesian"):
             raise ValueError(
-                "every sample is seen by some twin, so none is left to judge an epoch by: add data, or, to keep the "
-                "last epoch unjudged, give a Bootstrap with cover=True."
+                "every sample is seen by some twin, so none is out-of-bag for validation: add data, or, to keep the "
+                "last epoch without validation, give a Bootstrap with cover=True."
             )
 
     def epoch(
@@ -131,23 +131,23 @@ class Training:
         return estimate
 
     @torch.no_grad()
-    def judge(self, estimate: Estimate) -> tuple[float, float]:
+    def validate(self, estimate: Estimate) -> tuple[float, float]:
         """The out-of-bag loss and accuracy of the mean model, with its own BatchNorm statistics."""
-        self.give_statistics(estimate, ENOUGH)
-        values, right = zip(*self.judging.unseen(estimate, self._judged, self.device), strict=True)
+        self.update_batchnorm(estimate, ENOUGH)
+        values, right = zip(*self.validation.unseen(estimate, self._loss_and_hit, self.device), strict=True)
         # On the CPU, as some devices have no float64.
         accuracy = torch.cat(right).cpu().double().mean().item() if self.classifies else math.nan
         return torch.cat(values).cpu().double().mean().item(), accuracy
 
-    def _judged(self, module: nn.Module, batch: Any, number: int) -> tuple[Tensor, Tensor]:
+    def _loss_and_hit(self, module: nn.Module, batch: Any, number: int) -> tuple[Tensor, Tensor]:
         """For each sample its loss, and whether the predicted class is right."""
         *inputs, target = self._moved(batch)
         output = module(*inputs)
         values = self.loss(output, target)
         return values, (output.argmax(1) == target).flatten() if self.classifies else values
 
-    def give_statistics(self, estimate: Estimate, at_most: int | None = None) -> None:
+    def update_batchnorm(self, estimate: Estimate, at_most: int | None = None) -> None:
         """Compute the mean model's own BatchNorm statistics, from all training samples or from at most this many."""
         with own_randomness(self.device, self.seed, "statistics"):
             # It changes nothing else that moves with a pass in training, as the vectors of spectral_norm do.
-            estimate.update_batchnorm(self.judging.seen_batches(at_most), lambda batch: tuple(batch[:-1]))
+            estimate.update_batchnorm(self.validation.seen_batches(at_most), lambda batch: tuple(batch[:-1]))

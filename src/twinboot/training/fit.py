@@ -60,8 +60,8 @@ class Fit:
     bootstrap: Bootstrap
 
     def __repr__(self) -> str:
-        judged = f", unseen {min(self.history['unseen']):.4g}" if "unseen" in self.history else ""
-        return f"Fit(epoch {self.best_epoch} of {len(self.history['epoch'])}{judged})"
+        loss = f", unseen {min(self.history['unseen']):.4g}" if "unseen" in self.history else ""
+        return f"Fit(epoch {self.best_epoch} of {len(self.history['epoch'])}{loss})"
 
 
 def fit(
@@ -160,7 +160,7 @@ def fit(
     )
     due = protocol.reset or resets.usual(len(run.loader))
     by_step, by_epoch = resets.steps_and_epochs(due)
-    if patience is not None and not run.judges:
+    if patience is not None and not run.validates:
         raise ValueError("patience needs samples that no twin sees, and this bootstrap leaves none.")
     stepper = optimizers.make_optimizer(optimizer, [list(twin.parameters()) for twin in run.twins], lr=0.001)
     if isinstance(stepper, torch.optim.LBFGS):
@@ -182,7 +182,7 @@ def fit(
     schedule = None if scheduler is None else scheduler(stepper)
     if scheduler is not None and not (hasattr(schedule, "step") and hasattr(schedule, "state_dict")):
         raise TypeError(f"scheduler must be a function that makes one, but it made {shown(schedule)}.")
-    if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau) and not run.judges:
+    if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau) and not run.validates:
         raise ValueError("ReduceLROnPlateau needs samples that no twin sees, and this bootstrap leaves none.")
     description["scheduler"] = type(schedule).__name__
     description["scheduler's settings"] = optimizers.settings_of_scheduler(schedule)
@@ -226,7 +226,7 @@ def fit(
                 show(best.history, epochs)
     if progress and writes and done and done == len(best.history["epoch"]):
         show_finished(checkpoint, done, best.epoch)
-    run.give_statistics(best.estimate)
+    run.update_batchnorm(best.estimate)
     return Fit(best.estimate, best.history, best.epoch, run.bootstrap)
 
 

@@ -33,7 +33,7 @@ class Selection:
     def __init__(self, run: Training, average: Average) -> None:
         self.run, self.average = run, average
         names = ("epoch", "train", "unseen", "accuracy", "sigma_least", "sigma_most", "lr", "seconds")
-        shown = {"unseen": run.judges, "accuracy": run.judges and run.classifies}
+        shown = {"unseen": run.validates, "accuracy": run.validates and run.classifies}
         self.history: dict[str, list[float]] = {name: [] for name in names if shown.get(name, True)}
         self.epoch, self.lowest = 0, math.inf
         self.estimate = run.estimate()
@@ -42,10 +42,10 @@ class Selection:
         """Validate the current twins, and keep their estimate if it is the best so far."""
         estimate = self.run.estimate()
         self.average.take(Places(estimate.module, list(estimate.partition.parameter_shapes)).read())
-        judges = self.run.judges
-        unseen, accuracy = self.run.judge(estimate) if judges else (math.nan, math.nan)
+        validates = self.run.validates
+        unseen, accuracy = self.run.validate(estimate) if validates else (math.nan, math.nan)
         seconds = time.perf_counter() - began
-        if judges and not math.isfinite(unseen):
+        if validates and not math.isfinite(unseen):
             raise FloatingPointError(
                 f"the out-of-bag loss of the mean model is not finite in epoch {epoch}: check the samples of "
                 "bootstrap.unseen, or lower the learning rate."
@@ -55,7 +55,7 @@ class Selection:
         row |= {"sigma_least": sigma.min().item(), "sigma_most": sigma.max().item()}
         for name, values in self.history.items():
             values.append(row[name])
-        if not judges or unseen < self.lowest:
+        if not validates or unseen < self.lowest:
             self.estimate, self.epoch, self.lowest = estimate, epoch, unseen
         return estimate
 

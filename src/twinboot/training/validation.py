@@ -44,7 +44,7 @@ class Batches:
             yield batch
 
 
-class Judge:
+class Validation:
     """Runs a module on the out-of-bag samples, or on those that some twin sees; `step` runs it on a batch."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Judge:
         self.options = {k: v for k, v in options.items() if k in PASSED_ON}
 
     def batches(self, samples: Tensor) -> Batches:
-        seed = seeds.derive(self.seed, "judge")
+        seed = seeds.derive(self.seed, "judge")  # of the batches
         return Batches(self.dataset, samples, self.batch_size, seed, self.options)
 
     def seen_batches(self, at_most: int | None = None) -> Batches:
@@ -77,7 +77,7 @@ class Judge:
         samples = sum(size for _, size in found)
         return sum(loss * size for loss, size in found) / samples if samples else math.nan
 
-    def give_statistics(self, module: nn.Module, step: Step[Any], device: torch.device, at_most: int | None) -> None:
+    def update_batchnorm(self, module: nn.Module, step: Step[Any], device: torch.device, at_most: int | None) -> None:
         """Compute a module's own BatchNorm statistics, from the samples that some twin sees or at most this many."""
         with own_randomness(device, self.seed, "statistics"):
             refill_statistics(module, self.seen_batches(at_most), step)
