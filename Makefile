@@ -1,5 +1,5 @@
-# Two commands; each sets up everything it needs in .venv on a machine with Python 3.11+ and make.
-#   make demo   see the method at work: all experiments with few seeds, and a page that shows them
+# The two main commands. Every target sets up what it needs in .venv, with Python 3.11+ and make.
+#   make demo   see the method at work: all experiments that need no files, with few seeds, and a page
 #   make test   lint, types and tests
 .PHONY: demo test bench chaos figures cifar10 cifar10-all ablations uci marmousi clean
 .DEFAULT_GOAL := demo
@@ -28,12 +28,12 @@ cifar10 cifar10-all ablations: export MALLOC_MMAP_THRESHOLD_ = 1073741824
 cifar10 cifar10-all ablations: export MALLOC_TRIM_THRESHOLD_ = 4294967296
 
 # The image experiment on CIFAR-10: make cifar10 DATA=DIR, with the official files in DIR, and those of Fashion-MNIST as
-# out-of-distribution images. Five seeds of eight methods take two to three hours on two cores; a stopped run resumes.
+# out-of-distribution images. Five seeds of eight methods take about three hours on two cores; a stopped run resumes.
 cifar10: .venv/ready
 	$(BIN)/twinboot images --preset cifar10-5k --data $(DATA) --jobs 2 --out out/full
 	$(BIN)/twinboot report out/full --page docs/results
 
-# All 50,000 images: a network of a quarter of the width for 24 epochs, about an hour.
+# All 50,000 images: a network of a quarter of the width for 24 epochs, about two hours.
 cifar10-all: .venv/ready
 	$(BIN)/twinboot images --preset cifar10-small --data $(DATA) --jobs 2 --out out/full
 	$(BIN)/twinboot report out/full --page docs/results

@@ -50,12 +50,13 @@ class Twins(nn.Module):
     Args:
         model: any module. The twins are copies of it. Frozen parameters (`requires_grad=False`) are shared by all
             copies and carry no noise, so freeze before you build the twins. Tied weights stay tied.
-        replicas: the number of copies. More than two lower the variance of sigma^2 by 1 / (replicas - 1).
+        replicas: the number of copies. The variance of sigma^2 is 1 / (replicas - 1) of that with two copies.
         groups: which weights share one sigma: `"layer"`, `"tensor"`, `"unit"`, `"weight"` (none do), `Blocks(shape)` or
             a function of (name, parameter); see `twinboot.groups`.
         seed: seeds the noise of `sampled` and `reset`. No global generator is read or changed.
-        stacked: hold each parameter as one tensor for all copies, and run them in one pass as `twins(x1, x2)`. Steps of
-            small fully connected models then cost less (`_core/stack.py` says which models can be stacked).
+        stacked: hold each parameter as one tensor for all copies, and call them together, as `twins(x1, x2)`. A chain
+            of linear layers and elementwise functions then runs in one pass, which costs less for small models. Other
+            models run copy by copy (`_core/stack.py`).
 
     >>> twins = Twins(nn.Linear(3, 1))
     >>> optimizer = torch.optim.SGD(twins.parameters(), lr=0.1)
@@ -77,12 +78,13 @@ class Twins(nn.Module):
         *,
         stacked: bool = False,
     ) -> None:
-        require_types(Twins.__init__, locals())
+        require_types(Twins.__init__, {"replicas": replicas, "stacked": stacked})
         require_whole("replicas", replicas, 2)
         store = Stack if stacked else Copies
         self._begin(model, groups, seed, lambda partition: store(model, partition, replicas))
 
     def _begin(self, model: nn.Module, groups: str | Grouping, seed: SupportsIndex, hold: Hold) -> None:
+        require_types(Twins.__init__, {"model": model, "groups": groups, "seed": seed})
         super().__init__()
         self._seed = seeds.checked(seed)
         # Line 3 before line 1: the partition knows which weights are trained, and refuses wrong groups before any copy.

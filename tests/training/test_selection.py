@@ -53,7 +53,7 @@ def test_a_state_goes_on_with_the_average_and_the_lowest_loss(monkeypatch: pytes
     last = resumed.look(3, 1.0, 0.01, 0.0)
     assert (resumed.epoch, resumed.lowest) == (whole.epoch, whole.lowest) == (2, 1.0)
     assert_same_bits(resumed.estimate.state_dict(), whole.estimate.state_dict())
-    # 1, then 1 + 3/4 (2 - 1), then 1.75 + 3/5 (3 - 1.75), by the rule of averaging.py with a power of 2.
+    # 1, then 1 + 3/4 (2 - 1), then 1.75 + 3/5 (3 - 1.75), by the rule of selection.py with a power of 2.
     assert all(torch.allclose(p, torch.tensor(2.5)) for p in last.module.parameters())
 
 

@@ -1,8 +1,8 @@
 """Random numbers: one seed for a run, an independent seed for each use of it, and blocks for what draws globally.
 
-Every random number of this package comes from a generator with the seed `derive(seed, purpose, count)`. No global
-generator is read or changed. To resume, a run needs its counters alone, and no state of a generator, whatever the
-device or the number of workers.
+Every random number of this package comes from a generator with the seed `derive(seed, purpose, count)`. These draws
+neither read nor change a global generator. To resume, a run needs its counters alone, and no state of a generator,
+whatever the device or the number of workers.
 
 Models and transforms draw from the global generators of torch, numpy and random. `own_randomness` and `seeded` are
 blocks that seed these, and restore them at the end. All threads share them, so only one thread at a time is in such a

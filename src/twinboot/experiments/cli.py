@@ -36,7 +36,7 @@ except ImportError as error:
 
 DESCRIPTION = f"""Twin-Boot {__version__}: repeat the paper's experiments.
 
-Start with `twinboot reproduce --quick`: it runs every experiment with few seeds and writes a page about all of them.
+Start with `twinboot reproduce --quick`: it runs all experiments that need no files, with few seeds, and writes a page.
 `twinboot --version` prints the version.
 """
 
@@ -50,7 +50,7 @@ class Running:
     quick: bool = False
     """Fewer seeds and settings. All experiments together take under five minutes."""
     full: bool = False
-    """All seeds and settings, as without --quick."""
+    """All seeds and settings: the default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class RunExperiment(Running):
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduce(Running):
-    """Run all experiments and write the report."""
+    """Run all experiments that need no files, and write the report."""
 
     seed: int | None = None
     """The seed of every experiment. By default each has its own."""
@@ -83,9 +83,9 @@ class Report:
     directory: tyro.conf.Positional[Path]
     """A run or a directory of runs, such as out/demo."""
     page: Path | None = None
-    """Also write Markdown: one page per run in a folder (docs/results), or one page for all runs (docs/results.md)."""
+    """Also write Markdown: one page per run in a folder (docs/results), or one page for all runs (docs/marmousi.md)."""
     prefix: str = ""
-    """Put this before the names of the figures, which go into docs/figures, and of the pages in a folder."""
+    """Put this before the names of the figures, which go into the folder figures beside the page, and of pages."""
     title: str = ""
     """Title of the pages. By default a page about one run has the title of its experiment."""
     about: str = ""

@@ -61,7 +61,7 @@ WEIGHTS = 2  # D: the twins look for a point in the plane
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Figure 1: two twins find the mean of a cloud of points, and how good that estimate of sigma is."""
+    """Figure 1: two twins estimate the mean of a cloud of points. Is sigma the standard error of that mean?"""
 
     points: int = 400
     """Data in the cloud (Appendix A.2)."""

@@ -101,7 +101,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         protocol: The settings of the method, as in `fit`: groups, resets, noise and pooled gradients. By default `mode`
             is `"centered"`, because the learning rate of a `Trainer` falls to 0, and small steps cannot undo the noise
             that a sampling reset adds to the mean. For models that are not pretrained, reset within the first epoch:
-            `reset=resets.steps(resets.growing(10, 1.1, most=500))`.
+            `protocol=Protocol(reset=resets.steps(resets.growing(10, 1.1, most=500)))`.
         bootstrap: Which twin sees which sample. Its `replicas` is the number of twins. By default
             `Bootstrap(len(train_dataset), seed=args.seed)`.
         options: Further arguments of `Trainer`. For another optimizer, use `optimizer_cls_and_kwargs`.

@@ -88,7 +88,8 @@ class _TwinBoot(BaseEstimator):  # type: ignore[misc]
             epochs: Maximum number of epochs.
             patience: Stop after this many epochs without a better loss on the out-of-bag rows. None runs all epochs.
                 Either way, the best epoch is used.
-            batch_size: Batch size per twin. `"auto"` is 32, or 256 for 2000 rows or more.
+            batch_size: The batch size of the plain training that the twins replace, as in `PairedLoader`. `"auto"` is
+                32, or 256 for 2000 rows or more.
             learning_rate: Learning rate of Adam.
             protocol: The settings of the method, as in `twinboot.fit`. By default `groups` is `"unit"` and `mode` is
                 `"centered"`.

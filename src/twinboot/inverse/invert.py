@@ -66,15 +66,16 @@ def invert(
         optimizer: a function that makes an optimizer from parameters (one tensor, [twins, ...]); by default Adam with a
             learning rate of 0.01, for a field whose values are of the order of 1.
         decay: factor on the learning rate in each step. Adam moves an entry by at most about lr / (1 - decay).
-        batch_size: draws per twin and step, by default all; needs an operator with `rows`.
+        batch_size: the batch size of the plain training that the twins replace, as in `PairedLoader`: draws per twin
+            and step. By default all. Needs an operator with `rows`.
         stop: `"unseen"` keeps the state that predicts the out-of-bag measurements best, where better means by more than
             the standard error of the difference. None keeps the last state.
         check: steps between two evaluations on those measurements.
         patience: stop after this many steps without a better state.
         prior: the standard deviation of a cell around `initial` where nothing is measured. Sigma is that value there,
             and elsewhere at least what such a prior leaves (`inverse/priors.py`). `"found"` uses the root mean square
-            of the field that was found. By default sigma is the twins' distance alone, which is too small where there
-            are few data or a run was stopped early.
+            of the difference between the field that was found and `initial`. By default sigma is the twins' distance
+            alone, which is too small where there are few data or a run was stopped early.
         bootstrap: which twin sees which measurement; `Bootstrap(n, clusters=...)` keeps dependent measurements
             together. Its n is the length of the first axis of `observed`, or of the first axes together.
         seed: seeds the bootstrap and all noise.

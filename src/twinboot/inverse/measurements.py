@@ -175,7 +175,9 @@ class Batches(Measurements):
             raise ValueError("a bayesian bootstrap has weights, not draws to take a few of: leave batch_size out.")
         super().__init__(forward, observed, bootstrap)
         self.draws = [bootstrap.indices(b) for b in range(bootstrap.replicas)]
-        self.batch_size, self.seed, self.epoch = batch_size, seed, -1
+        # Twins that divide the measurements divide a batch, too, as in `PairedLoader`.
+        self.batch_size = max(1, batch_size // bootstrap.replicas) if bootstrap.kind == "split" else batch_size
+        self.seed, self.epoch = seed, -1
 
     def loss(self, fields: Tensor, step: int) -> tuple[float, Tensor]:
         assert divisible(self.forward)

@@ -66,7 +66,7 @@ class Dense:
         rows = self.columns.shape[1]
         if isinstance(index, Tensor):
             mask = index.dtype == torch.bool and len(index) == rows
-            if index.ndim != 1 or not (mask or is_integer(index)):
+            if index.layout is not torch.strided or index.ndim != 1 or not (mask or is_integer(index)):
                 raise ValueError(
                     f"index must be a slice, or a tensor of the numbers of rows, 0 to {rows - 1}, not {shown(index)}."
                 )

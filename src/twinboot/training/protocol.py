@@ -98,8 +98,8 @@ FIT = Protocol(
     mode="sample",  # line 13 of Algorithm 1
     noise=1.0,  # line 6
     pooled=0.0,  # the paper pools nothing
-    resample="counts",  # the paper has "draws": the same objective at 1 / 0.63 of the work
-    average=8.0,  # half of the weight on the last 7 % of a run; with 1 and 3 twins that still learned lagged behind
+    resample="counts",  # the objective of the paper's "draws" at 63 % of the work
+    average=8.0,  # half of the weight on the last 7 % of a run; with 1 and 3 the average lagged behind
 )
 # Lightning: `training_step` gives one loss for a batch, which leaves no place for counts as weights ("counts" is for
 # those who give `loss=`), and weight averaging is a callback of Lightning's own.

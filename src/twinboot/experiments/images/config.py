@@ -62,7 +62,7 @@ class Config:
     seeds: int | None = None
     """Runs of each method, each with its own images and weights. By default those of the preset."""
     batch: int = 64
-    """Batch size per twin. Appendix A.4."""
+    """Batch size of a single model; that of the twins follows from it, as in fit. Appendix A.4."""
     lr: float = 0.001
     """Learning rate of Adam. Appendix A.4."""
     samples: int = 8

@@ -36,7 +36,7 @@ TASKS = {"many, everywhere": Task(4096, 0.3, 1.0, 1.0, 1.0), "few, rim left out"
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What sharpens sigma and steadies the mean: ideas for the seismic task, side by side."""
+    """Beyond the paper: variants that may improve the field or sigma in the seismic task."""
 
     steps: int = 3200
     """As in the seismic experiment."""

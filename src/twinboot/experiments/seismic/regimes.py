@@ -57,7 +57,7 @@ TAIL = 0.025  # where nothing differs, this share of the 95 % intervals lies bel
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The map of regimes: the seismic task over a grid of what the paper does not state."""
+    """Beyond the paper: the seismic task for a grid of settings that the paper does not state."""
 
     rows: tuple[int, ...] = (300, 1000, 4096)
     """Measurements. Section 4.3 states 4,096, but not how many of them are for training."""
