@@ -143,11 +143,16 @@ def assign(model: nn.Module, grouping: str | Grouping) -> dict[str, Assignment]:
     elif callable(grouping):
         rule = grouping
     else:
+        require_kind(grouping)
+    return {name: _as_assignment(rule(name, p.detach()), name, p) for name, p in _trainable(model)}
+
+
+def require_kind(grouping: str) -> None:
+    if not isinstance(grouping, str) or grouping not in KINDS:
         kinds = ", ".join(f'"{kind}"' for kind in KINDS)
         raise ValueError(
             f"unknown groups {shown(grouping)}: use {kinds}, Blocks(shape) or a function of (name, parameter)."
         )
-    return {name: _as_assignment(rule(name, p.detach()), name, p) for name, p in _trainable(model)}
 
 
 def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

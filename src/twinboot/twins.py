@@ -33,7 +33,7 @@ from ._core.batches import check_is_due
 from ._core.checks import one_line, require_number, require_types, require_whole, shown
 from ._core.copies import Copies, Part, replicate
 from ._core.noise import normals
-from ._core.ranks import local, reshard, window
+from ._core.ranks import local, refuse_copy, reshard, window
 from ._core.stack import Stack
 from ._core.states import pack, require_same, unpack
 from ._core.tensors import fill_copies_by_piece_, mean, wide
@@ -81,7 +81,7 @@ class Twins(nn.Module):
         require_types(Twins.__init__, {"replicas": replicas, "stacked": stacked})
         require_whole("replicas", replicas, 2)
         store = Stack if stacked else Copies
-        self._begin(model, groups, seed, lambda partition: store(model, partition, replicas))
+        self._begin(model, groups, seed, lambda partition: store(model, partition, int(replicas)))
 
     def _begin(self, model: nn.Module, groups: str | Grouping, seed: SupportsIndex, hold: Hold) -> None:
         require_types(Twins.__init__, {"model": model, "groups": groups, "seed": seed})
@@ -219,12 +219,14 @@ class Twins(nn.Module):
         return estimate
 
     def weights(self) -> dict[str, Tensor]:
-        """Name -> the trainable weights of all copies, [twins, ...]; inside `sampled()` with their noise."""
+        """Name -> the trainable weights of the copies in this process, [copies, ...]; with noise inside `sampled()`."""
+        reshard(self)
         return dict(zip(self.partition.parameter_shapes, self._store.stacked_weights(), strict=True))
 
     def unstack(self) -> list[nn.Module]:
         """Independent plain models with the current weights of the copies."""
         self._refuse_inside("unstack()")
+        refuse_copy(self)
         return [replicate(m, own=self.partition.parameter_shapes)[0] for m in self._store.models()]
 
     def get_extra_state(self) -> Tensor:

@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -68,3 +69,31 @@ def test_only_expanded_buffers_get_new_memory() -> None:
     assert first.mask.data_ptr() != second.mask.data_ptr()
     assert first.image.stride() == model.image.stride()
     assert model.mask.stride() == (0, 1)
+
+
+class Wrapped(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.calls = inner, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.inner(x)
+
+
+def test_a_twin_that_was_wrapped_in_place_is_the_one_that_runs() -> None:
+    """As activation checkpointing and quantization do."""
+    twins = Twins(nn.Linear(2, 1))
+    for number, twin in enumerate(twins):
+        twins.copies[number] = Wrapped(twin)
+    with twins.sampled():
+        sum(y.sum() for y in twins(torch.ones(3, 2), torch.ones(3, 2))).backward()
+    assert [twin.calls for twin in twins] == [1, 1]
+    assert twins[1].calls == 1
+    assert isinstance(twins[:1], nn.ModuleList)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_number_of_numpy_is_a_number_of_twins(stacked: bool) -> None:
+    twins = Twins(nn.Linear(2, 1), np.int64(3), stacked=stacked)  # type: ignore[arg-type]
+    Twins(nn.Linear(2, 1), 3, stacked=stacked).load_state_dict(twins.state_dict())

@@ -485,3 +485,31 @@ def test_a_wrong_twin_or_one_without_a_share_is_refused() -> None:
             PairedLoader(classes(6), Bootstrap(6), 2, share=(0, 1), twin=twin)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="twin= needs share=, too"):
         PairedLoader(classes(6), Bootstrap(6), 2, twin=0)
+
+
+@pytest.mark.parametrize("resample", ["draws", "counts"])
+@pytest.mark.parametrize("kind", ["multinomial", "split", "poisson"])
+def test_the_batch_of_all_ranks_does_not_depend_on_their_number(kind: Any, resample: Any) -> None:
+    data, bootstrap = TensorDataset(torch.arange(200)), Bootstrap(200, kind=kind)
+    alone = PairedLoader(data, bootstrap, 32, resample)
+    for ranks in (2, 4):
+        shared = PairedLoader(data, bootstrap, 32 // ranks, resample, share=(1, ranks))
+        assert len(shared) == len(alone)
+        shared.load_state_dict(alone.state_dict())
+
+
+@pytest.mark.parametrize("resample", ["draws", "counts"])
+@pytest.mark.parametrize("kind", ["multinomial", "split", "poisson"])
+def test_no_batch_has_a_single_sample_unless_that_is_its_size(kind: Any, resample: Any) -> None:
+    data = TensorDataset(torch.arange(100))
+    for batch_size in (2, 3, 4, 5, 7, 33, 99, 100):
+        loader = PairedLoader(data, Bootstrap(100, kind=kind), batch_size, resample)
+        assert min(len(batch[0]) for pair in loader for batch in pair) >= 2
+    assert len(PairedLoader(data, Bootstrap(100), 1)) == 100
+
+
+@pytest.mark.parametrize(("kind", "resample"), [("multinomial", "counts"), ("split", "draws"), ("split", "counts")])
+def test_full_batches_stay_with_drop_last(kind: Any, resample: Any) -> None:
+    data = TensorDataset(torch.arange(100))
+    [pair] = PairedLoader(data, Bootstrap(100, kind=kind), np.int64(100), resample, drop_last=True)  # type: ignore[arg-type]
+    assert all(len(batch[0]) > 40 for batch in pair)

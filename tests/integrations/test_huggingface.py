@@ -553,7 +553,6 @@ REFUSED: list[tuple[str, Any, str]] = [
     *(("bootstrap", v, rf"^bootstrap must be a Bootstrap, .*, not {v!r}\.$") for v in (5, 0, "split", False)),
     ("bootstrap", Bootstrap(10), r"^the dataset has 60 samples, but the bootstrap draws from 10\.$"),
     ("groups", "unit", r"^TwinTrainer has no option 'groups': give protocol=Protocol\(groups='unit'\)"),
-    ("protocol", Protocol(groups="rows"), r"^unknown groups 'rows'"),
     ("protocol", Protocol(resample="counts"), r"^TwinTrainer has no setting 'resample': leave it out of the protocol"),
     ("model", "bert", r"^model must be a torch.nn.Module, not str\.$"),
     ("args", "folder", r"^args must be TrainingArguments, not str\.$"),

@@ -893,7 +893,6 @@ REFUSED: list[tuple[str, Any, str]] = [
     ),
     ("options", {"twin": 0}, r"^options must not contain 'twin'"),
     ("options", {"worker": 2}, r"^PairedLoader has no option 'worker'"),
-    ("protocol", Protocol(groups="rows"), r"^unknown groups 'rows'"),
     ("protocol", Protocol(average=1.0), r"^TwinModule has no setting 'average': leave it out of the protocol"),
     ("protocol", {"noise": 2.0}, r"^protocol must be a Protocol, such as "),
     ("loss", "mse", r"^loss must be a function of \(module, batch\), not 'mse'\.$"),

@@ -465,7 +465,7 @@ def test_mistakes_get_one_sentence() -> None:
         ),
         ({"random_state": "0"}, None, "random_state must be None, a whole number .* not '0'"),
         ({"verbose": np.zeros(2)}, None, "verbose must be True or False"),
-        ({"protocol": Protocol(groups="neuron")}, None, "unknown groups"),
+        ({"protocol": Protocol(groups=lambda name, p: 3)}, None, "groups"),
         ({"protocol": "centered"}, None, "protocol must be a Protocol"),
         ({}, -np.ones(30), "sample_weight must not be negative"),
         ({}, (np.arange(30) == 3), "sample_weight leaves 1 sample"),

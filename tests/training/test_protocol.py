@@ -66,3 +66,8 @@ def test_the_table_in_the_docs_has_the_defaults() -> None:
         for cell, defaults in zip(shown, (FIT, LIGHTNING, HUGGING_FACE, SCIKIT_LEARN, INVERT), strict=True):
             value = getattr(defaults, name)
             assert cell == ("none" if value in (None, math.inf) else value if isinstance(value, str) else f"{value:g}")
+
+
+def test_groups_by_name_are_checked_at_once() -> None:
+    with pytest.raises(ValueError, match="unknown groups 'neuron': use \"layer\""):
+        Protocol(groups="neuron")

@@ -30,7 +30,6 @@ class Copies:
 
     name = "copies"  # of `module` in the twins' state
     module: nn.Module  # holds the parameters
-    twins: list[nn.Module]  # those in this process
 
     def __init__(self, model: nn.Module, partition: Partition, replicas: int) -> None:
         self.partition, self.replicas = partition, replicas
@@ -42,12 +41,16 @@ class Copies:
 
     def hold(self, model: nn.Module) -> None:
         """Make the copies."""
-        self.twins = replicate(model, len(self))
-        self.module = nn.ModuleList(self.twins)
+        self.module: nn.Module = nn.ModuleList(replicate(model, len(self)))
         self._places = [Places(twin, list(self.partition.parameter_shapes)) for twin in self.twins]
         self._owners = [m for m in self.module.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
         self._spare: list[Tensor] = []
         self._block: Noisy | None = None
+
+    @property
+    def twins(self) -> nn.ModuleList:
+        """The twins in this process. Read anew each time, because others may wrap or replace them in place."""
+        return self.module  # type: ignore[return-value]
 
     def run(self, *inputs: Any) -> Any:
         """Call each twin on its own input."""
@@ -56,7 +59,7 @@ class Copies:
 
     def models(self) -> list[nn.Module]:
         """Models with the weights of the twins in this process."""
-        return self.twins
+        return list(self.twins)
 
     def weights(self) -> list[list[Tensor]]:
         """For each twin in this process its trainable weights, in the order of the partition."""

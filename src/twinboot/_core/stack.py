@@ -52,7 +52,7 @@ class Stack(Copies):
         self._noise: list[Tensor] = []  # of the open block
 
     @property
-    def twins(self) -> NoReturn:  # type: ignore[override]
+    def twins(self) -> NoReturn:
         raise TypeError(
             "stacked twins run together: call twins(x1, x2), which gives the output of each; for plain models that "
             "show what each twin is now, call twins.unstack()."

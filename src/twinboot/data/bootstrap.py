@@ -81,7 +81,7 @@ class Bootstrap:
         require_one_of(KINDS, "kind", kind)
         if not isinstance(cover, (bool, np.bool_)):
             raise TypeError(f"cover must be True or False, not {shown(cover)}.")
-        self.replicas, self.seed, self.kind, self.cover = replicas, seeds.checked(seed), kind, bool(cover)
+        self.replicas, self.seed, self.kind, self.cover = int(replicas), seeds.checked(seed), kind, bool(cover)
         stratum = _codes("strata", strata, self.n)
         cluster = _codes("clusters", clusters, self.n)
         if strata is not None and kind == "poisson":

@@ -42,7 +42,7 @@ class PairedLoader:
         batch_size: the batch size of the plain training that the twins replace, per process: an epoch has about
             n / batch_size steps. With `"draws"`, each twin gets batches of this size. With `"counts"`, a batch has the
             distinct samples among that many draws, about 63 %. With `Bootstrap(kind="split")`, the twins share the
-            batch as they share the data.
+            batch as they share the data. A batch has at least two samples, unless `batch_size` is 1.
         resample: `"draws"`: a sample that was drawn twice comes twice per epoch, as in the paper. `"counts"`: each
             distinct sample comes once per epoch, with a weight: the last element of the batch, or the key "weight" of a
             mapping. The weights are the counts, scaled to a mean of 1 over the twin's sample. Use the loss
@@ -83,7 +83,7 @@ class PairedLoader:
         if twin is not None and share is None:
             raise ValueError("twin= needs share=, too: which part of that twin's batches this process reads.")
         self.twin, self._twins = twin, list(range(bootstrap.replicas)) if twin is None else [twin]
-        self.dataset, self.bootstrap, self.batch_size, self.resample = dataset, bootstrap, batch_size, resample
+        self.dataset, self.bootstrap, self.batch_size, self.resample = dataset, bootstrap, int(batch_size), resample
         self.shuffle, self.drop_last = shuffle, drop_last
         self.seed = bootstrap.seed if seed is None else seeds.checked(seed)
         self.epoch, self.step = 1, 0
@@ -94,8 +94,12 @@ class PairedLoader:
             self._samples = [bootstrap.counts[r].nonzero().squeeze(1) for r in range(bootstrap.replicas)]
         sizes = [len(s) for s in self._samples]
         # As many batches as the largest sample fills, unless some rank's part of the smallest one would be empty.
-        of_all = self._of_all = self._size() * self.share[1]
-        self._length = min(sizes) // of_all if drop_last else min(-(-max(sizes) // of_all), min(sizes) // self.share[1])
+        of_all, ranks_ = self._size_of_all(), self.share[1]
+        # With at least two samples for each rank, if batches are that large: BatchNorm cannot normalize a single one.
+        most = max(min(sizes) // (min(2, -(-of_all // ranks_)) * ranks_), min(1, min(sizes) // ranks_))
+        self._of_all, self._length = of_all, min(-(-max(sizes) // of_all), most)
+        if drop_last:
+            self._length = 1 if self.batch_size * ranks_ == bootstrap.n else min(sizes) // of_all
         if self._length == 0:
             why = "drop_last leaves no batch" if drop_last else f"{self.share[1]} ranks cannot share a batch"
             raise ValueError(f"{why}: the twins have {min(sizes)} samples, a batch {of_all}.")
@@ -107,9 +111,9 @@ class PairedLoader:
         self._fetch = _Fetch(dataset, weights, options.pop("collate_fn", None))
         self._loader = self.dataloader(**options) if options else None  # slower, and not needed without options
 
-    def _size(self) -> int:
-        """The batch size per twin and process."""
-        counts, size = self.bootstrap.counts, self.batch_size
+    def _size_of_all(self) -> int:
+        """The batch size per twin, of all processes together."""
+        counts, size = self.bootstrap.counts, self.batch_size * self.share[1]
         if size >= self.bootstrap.n:  # full batches
             return size
         if self.bootstrap.kind == "split":
@@ -118,7 +122,7 @@ class PairedLoader:
             share = min(1.0, ((counts > 0).sum() / counts.sum()).item())
         else:
             return size
-        return max(min(2, size), round(size * share))  # BatchNorm cannot normalize a single sample
+        return max(min(2 * self.share[1], size), round(size * share))
 
     def dataloader(self, **options: Any) -> DataLoader[Any]:
         """A DataLoader of the remaining steps of the current epoch, for training loops that need one. Such a loop must

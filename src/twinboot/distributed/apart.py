@@ -94,6 +94,11 @@ class Apart(Twins):
         """The rank of this process among those of its twin, and their number: for `PairedLoader`."""
         return self._remote.share
 
+    @property
+    def exchange(self) -> int | None:
+        """At each multiple of this number of updates all weights travel."""
+        return self._remote.exchange
+
     @contextmanager
     def sampled(
         self, scale: float = 1.0, generator: torch.Generator | None = None, *, lean: bool = False

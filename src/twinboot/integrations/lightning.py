@@ -49,7 +49,7 @@ except ImportError as error:
 
 from .. import Bootstrap, Estimate, PairedLoader, Twins, pool_gradients, resets
 from .._core import ranks, seeds
-from .._core.checks import require_one_of, shown
+from .._core.checks import shown
 from .._core.copies import replicate
 from .._core.seeds import own_randomness
 from ..data.loader import WEIGHT, require_map_style
@@ -257,7 +257,8 @@ class TwinModule(pl.LightningModule):
 
     def _is_reset_due(self) -> bool:
         steps_per_epoch = math.ceil(self.trainer.num_training_batches / self.trainer.accumulate_grad_batches)
-        by_step, by_epoch = resets.steps_and_epochs(self.protocol.reset or resets.usual(steps_per_epoch))
+        usual, given = resets.usual(steps_per_epoch), self.protocol.reset
+        by_step, by_epoch = resets.steps_and_epochs(usual if given is None else given)
         stepped, self._stepped = self._stepped, False
         if self.loader.step == 1 and self.loader.epoch > 1 and resets.is_due(by_epoch, self.loader.epoch - 1):
             return True
@@ -731,7 +732,6 @@ def _require_options(options: Any) -> None:
 def _require_loss(resample: str, loss: Any) -> None:
     if loss is not None and not callable(loss):
         raise TypeError(f"loss must be a function of (module, batch), not {shown(loss)}.")
-    require_one_of(("draws", "counts"), "resample", resample)
     if resample == "counts" and loss is None:
         raise ValueError(
             'resample="counts" needs a loss for each sample, but a training_step returns one for the batch: use '

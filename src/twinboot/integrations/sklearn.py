@@ -163,6 +163,7 @@ class _TwinBoot(BaseEstimator):  # type: ignore[misc]
         return X, y, weight
 
     def _check_parameters(self) -> None:
+        complete(self.protocol, SCIKIT_LEARN, type(self).__name__)
         if self.network is not None and (isinstance(self.network, nn.Module) or not callable(self.network)):
             raise TypeError(f"network must be a function that makes one, such as nn.Linear, not {shown(self.network)}.")
         if not _is_whole(self.samples) or self.samples < 0 or self.samples == 1:

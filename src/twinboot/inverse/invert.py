@@ -106,7 +106,7 @@ def invert(
     data = see(forward, observed, initial, bootstrap, batch_size, seed)
     if stop and not len(bootstrap.unseen):
         raise ValueError('every measurement is seen by some twin, so there is none for stop="unseen": use stop=None.')
-    groups = protocol.groups or blocks_of_three(initial.ndim)
+    groups = blocks_of_three(initial.ndim) if protocol.groups is None else protocol.groups
     twins = Twins(nn.ParameterDict({"field": initial.detach().clone()}), replicas, groups, seed, stacked=True)
     [fields] = twins.parameters()
     stepper = optimizers.make_optimizer(optimizer, [[fields]], lr=0.01)

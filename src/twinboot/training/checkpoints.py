@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 from .._core.atomic import replacing, sync
 from .._core.checks import one_line
 
-FORMAT = 2
+FORMAT = 3
 NOT_PLAIN = (
     "the state of the optimizer or the scheduler cannot be read back without unpickling ({}): use plain numbers and "
     "functions in them."

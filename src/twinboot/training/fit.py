@@ -158,7 +158,7 @@ def fit(
         amp=amp,
         **options,
     )
-    due = protocol.reset or resets.usual(len(run.loader))
+    due = resets.usual(len(run.loader)) if protocol.reset is None else protocol.reset
     by_step, by_epoch = resets.steps_and_epochs(due)
     if patience is not None and not run.validates:
         raise ValueError("patience needs samples that no twin sees, and this bootstrap leaves none.")
@@ -173,7 +173,7 @@ def fit(
         "mode": protocol.mode,
         "noise": float(protocol.noise),
         "pooled": float(protocol.pooled),
-        "average": str(protocol.average),
+        "average": str(float(protocol.average)),
         "amp": str(amp),
         "optimizer": type(stepper).__name__,
         "learning rate": [float(group["lr"]) for group in stepper.param_groups],

@@ -14,7 +14,7 @@ from typing import Any
 from .. import resets
 from .._core.checks import require_number, require_types, shown
 from ..data.loader import Resample, require_resample
-from ..groups import Blocks, Grouping
+from ..groups import Blocks, Grouping, require_kind
 from ..twins import require_share
 
 _OPEN: Any = None  # the front end's default
@@ -49,6 +49,8 @@ class Protocol:
 
     def __post_init__(self) -> None:
         require_types(Protocol.__init__, self._given())
+        if isinstance(self.groups, str):
+            require_kind(self.groups)
         if self.reset is not None:
             resets.require_schedule(self.reset)
         if self.mode is not None:
