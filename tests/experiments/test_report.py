@@ -15,7 +15,7 @@ import pytest
 import toy
 
 from twinboot.experiments import cli, fwi, gaussian, images, plots, seismic
-from twinboot.experiments.report import ORDER, TITLE, _reasons, write_page, write_report
+from twinboot.experiments.report import ORDER, TITLE, help_of, write_page, write_report
 from twinboot.experiments.runner.experiment import Verdict
 from twinboot.experiments.runner.store import carry_out, load
 from twinboot.experiments.seismic import estimates, regimes
@@ -345,7 +345,7 @@ def test_every_figure_of_the_docs_is_there() -> None:
 
 
 def test_a_config_says_its_own_reason_where_it_changes_a_setting() -> None:
-    general, own = _reasons(basins.Setting), _reasons(basins.Config)
+    general, own = help_of(basins.Setting), help_of(basins.Config)
     assert general["size"].endswith("as many as in Figure 1.")
     assert own["size"].endswith("few, so that sigma can be seen in the picture.")
     assert own["noise"] == general["noise"]

@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 from .._core.extras import how_to_install
 
@@ -28,7 +28,7 @@ try:
     from ..training.checkpoints import DamagedError
     from . import plots
     from .registry import EXPERIMENTS
-    from .report import write_page, write_report
+    from .report import help_of, write_page, write_report
     from .runner.experiment import Part, Tick, UnavailableError, label
     from .runner.store import Run, RunError, UnfinishedError, carry_out, errors_explained, load
 except ImportError as error:
@@ -147,6 +147,8 @@ def _parse(arguments: list[str]) -> RunExperiment | Reproduce | Redraw | Report:
     }
     commands |= {"reproduce": Reproduce(out=out)}
     commands |= {"figure": Redraw(directory=tyro.MISSING), "report": Report(directory=tyro.MISSING)}
+    for experiment in EXPERIMENTS.values():
+        _show_help_on_one_line(experiment.Config)
     if arguments and arguments[0] in commands:  # so that hints about a wrong flag are about this command alone
         commands = {arguments[0]: commands[arguments[0]]}
     about = {name: EXPERIMENTS[name].Config if name in EXPERIMENTS else type(c) for name, c in commands.items()}
@@ -155,6 +157,13 @@ def _parse(arguments: list[str]) -> RunExperiment | Reproduce | Redraw | Report:
     style = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
     with _checking_config():
         return tyro.cli(choices, prog="twinboot", description=DESCRIPTION, args=arguments, config=style)  # type: ignore[no-any-return]
+
+
+def _show_help_on_one_line(config: type[Any]) -> None:
+    """Give tyro the help of each flag, because it would keep the line breaks of the docstring."""
+    hints = get_type_hints(config, include_extras=True)
+    for name, text in help_of(config).items():
+        config.__annotations__[name] = Annotated[hints[name], tyro.conf.arg(help=text)]
 
 
 def _carry_out(arguments: list[str]) -> None:

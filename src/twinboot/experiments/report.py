@@ -113,7 +113,7 @@ def _counts(verdicts: Sequence[Verdict]) -> dict[str, list[tuple[int, Status]]]:
 
 
 def _section(run: Run) -> dict[str, Any]:
-    experiment, reasons = run.experiment, _reasons(run.experiment.Config)
+    experiment, reasons = run.experiment, help_of(run.experiment.Config)
     light, dark = (_embedded(run.directory / name) for name in plots.FILES)
     with errors_explained(run):
         numbers, verdicts = experiment.numbers(run.config, run.tables), experiment.verdicts(run.config, run.tables)
@@ -130,11 +130,13 @@ def _section(run: Run) -> dict[str, Any]:
     }
 
 
-def _reasons(config: type[Any]) -> dict[str, str]:
-    """The docstring under each field of a config, which the command line shows as help for the flag."""
+def help_of(config: type[Any]) -> dict[str, str]:
+    """Name of each field of a config -> the docstring under it, on one line."""
     found: dict[str, str] = {}
     for kind in reversed(config.__mro__[:-1]):
-        found |= {field.arg_name: field.description or "" for field in parse_from_object(kind).params}
+        found |= {
+            field.arg_name: " ".join((field.description or "").split()) for field in parse_from_object(kind).params
+        }
     return found
 
 

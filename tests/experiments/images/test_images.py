@@ -21,7 +21,7 @@ from twinboot.experiments.images.run import TURNS, chosen, parts, ratios
 from twinboot.experiments.images.single import Task, Trained
 from twinboot.experiments.images.twins import Recipe
 from twinboot.experiments.images.verdicts import BASE, DRAWS, OURS, OURS_BOTH
-from twinboot.experiments.report import _reasons
+from twinboot.experiments.report import help_of
 from twinboot.experiments.runner.experiment import UnavailableError
 from twinboot.experiments.runner.store import carry_out
 
@@ -333,9 +333,9 @@ def test_a_preset_of_files_says_where_they_should_be(tmp_path: Path) -> None:
 
 
 def test_the_help_names_the_methods_of_the_presets_and_the_settings_of_twins() -> None:
-    told = " ".join(_reasons(Config)["methods"].split())
+    told = " ".join(help_of(Config)["methods"].split())
     assert {name for preset in PRESETS.values() for name in preset.methods} <= set(re.findall(r"[a-z-]+[a-z]", told))
-    settings = re.findall(r"[a-z]+", _reasons(Config)["set"])
+    settings = re.findall(r"[a-z]+", help_of(Config)["set"])
     assert {field.name for field in dataclasses.fields(Recipe)} <= set(settings)
     assert told.endswith("digits has {}, {}, {} and {}.".format(*PRESETS["digits"].methods))
 
