@@ -1,4 +1,4 @@
-"""Handwritten digits with `fit`: one call, doubt that finds most errors, and no split of the data.
+"""Handwritten digits with `fit`: one call, an entropy that finds most errors, and no split of the data.
 
 .venv/bin/python examples/digits.py
 """
@@ -18,8 +18,8 @@ found = fit(networks.small(images.classes, channels=1), train, epochs=15, patien
 
 prediction = found.estimate.predict(test_x)
 wrong = prediction.labels != test_y
-doubt = prediction.entropy
-pairs = (doubt[wrong][:, None] > doubt[~wrong]).float().mean()  # the AUROC of doubt for errors
+entropy = prediction.entropy
+pairs = (entropy[wrong][:, None] > entropy[~wrong]).float().mean()  # the AUROC of the entropy for errors
 print(f"accuracy {(~wrong).float().mean():.3f}, NLL {prediction.nll(test_y).mean():.3f} on {len(test_y)} test images")
-print(f"a wrong answer is more in doubt than a right one in {pairs:.0%} of all pairs")
-print(f"most in doubt: images {torch.topk(doubt, 5).indices.tolist()}")
+print(f"the entropy of a wrong answer is higher than that of a right one in {pairs:.0%} of all pairs")
+print(f"highest entropy: images {torch.topk(entropy, 5).indices.tolist()}")

@@ -46,7 +46,7 @@ def test_deblurring_halves_the_error_and_knows_where_it_is(tmp_path: Path) -> No
     assert (tmp_path / "deblur.png").stat().st_size > 10_000
 
 
-def test_digits_are_learned_in_one_call_and_doubt_finds_the_errors(core: dict[str, str]) -> None:
+def test_digits_are_learned_in_one_call_and_the_entropy_finds_the_errors(core: dict[str, str]) -> None:
     said = alone("digits.py", core)
     accuracy, pairs = re.search(r"accuracy (0\.\d+)", said.stdout), re.search(r"in (\d+)% of all pairs", said.stdout)
     assert accuracy is not None
