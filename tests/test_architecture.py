@@ -94,8 +94,10 @@ def names_imported(module: str) -> Iterator[tuple[str, str]]:
     """Module and name of each import from the package."""
     package = module if FILES[module].name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(FILES[module].read_text())):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            base = package.split(".")[: len(package.split(".")) - node.level + 1]
+        if isinstance(node, ast.Import):
+            yield from (alias.name.rpartition(".")[::2] for alias in node.names if alias.name.startswith("twinboot."))
+        if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("twinboot")):
+            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             start = ".".join([*base, *([node.module] if node.module else [])])
             yield from ((start, alias.name) for alias in node.names)
 

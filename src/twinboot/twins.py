@@ -146,7 +146,8 @@ class Twins(nn.Module):
         require_number("scale", scale)
         self._refuse_inside("sampled()")
         reshard(self)
-        return self._store.noisy(self, scale, self._next_seed("draws", *ranks.own()), generator, **options)  # line 6
+        seed = self._next_seed("draws", *ranks.own())
+        return self._store.noisy(self, scale, seed, generator, **options)  # line 6: w + sigma * e, in the store
 
     @torch.no_grad()
     def update(self) -> None:
@@ -345,11 +346,11 @@ def pool_gradients(twins: Twins, share: float) -> None:
     gradients = twins._store.gradients()
     if not gradients:
         return
-    mean = torch._foreach_lerp(gradients[0], gradients[1], 1 / 2)
+    center = torch._foreach_lerp(gradients[0], gradients[1], 1 / 2)
     for number, of_twin in enumerate(gradients[2:], start=3):
-        torch._foreach_lerp_(mean, of_twin, 1 / number)
+        torch._foreach_lerp_(center, of_twin, 1 / number)
     for of_twin in gradients:
-        torch._foreach_lerp_(of_twin, mean, share)
+        torch._foreach_lerp_(of_twin, center, share)
 
 
 def require_share(share: float) -> None:

@@ -12,6 +12,7 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
@@ -82,11 +83,11 @@ def refused(folder: str) -> str:
     return str(error.value).split(own.name + " must")[0]
 
 
-def sharded(twins: Twins) -> Twins:
+def sharded(twins: Twins, **options: Any) -> Twins:
     """As in the documentation of PyTorch: the layers, then the whole."""
     for module in list(twins.modules()):
         if isinstance(module, nn.Linear):
-            fully_shard(module)
+            fully_shard(module, **options)
     return fully_shard(twins)
 
 
@@ -233,6 +234,11 @@ def estimate_of_shards() -> dict[str, Any]:
     twins = sharded(apart())
     with pytest.raises(RuntimeError) as refused:
         twins.estimate()
+    with pytest.raises(RuntimeError, match="sharded twins cannot be copied"):
+        twins.unstack()
+    left_whole = sharded(apart(), reshard_after_forward=False)
+    left_whole(torch.ones(2, 4), torch.ones(2, 4))
+    assert all(isinstance(w, DTensor) for w in left_whole.weights().values())
     estimate = twins.estimate(mlp(seed=9))
     assert isinstance(estimate, Estimate)
     return {**estimate.state_dict(), "refused": str(refused.value)}

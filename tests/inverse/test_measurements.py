@@ -178,6 +178,10 @@ def joined(batches: list[list[int]]) -> list[int]:
     return list(chain.from_iterable(batches))
 
 
+def test_twins_that_divide_the_measurements_divide_a_batch() -> None:
+    assert {len(batch) for batch in epochs(Bootstrap(N, kind="split"), 12, 4)} == {6}
+
+
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_an_epoch_goes_through_all_draws_of_each_twin_once_and_the_next_in_another_order(replicas: int) -> None:
     bootstrap = Bootstrap(N, replicas, seed=5)

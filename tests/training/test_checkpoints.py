@@ -64,7 +64,13 @@ def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
     torch.save({"weights": torch.zeros(1)}, tmp_path / "epoch-3.pt")
     with pytest.raises(ValueError, match="no checkpoint of this version of fit"):
         Checkpoints(tmp_path, keep=1).latest(CPU)
-    for state in ({"format": 1, "epoch": 3}, {"format": checkpoints.FORMAT, "epoch": 2}, [1, 2]):
+    # 2 had "rate" in its history, where there is "lr" now.
+    for state in (
+        {"format": 1, "epoch": 3},
+        {"format": 2, "epoch": 3},
+        {"format": checkpoints.FORMAT, "epoch": 2},
+        [1, 2],
+    ):
         checkpoints.write(state, tmp_path / "epoch-3.pt")  # with a right digest
         with pytest.raises(ValueError, match="no checkpoint of this version of fit: use another directory"):
             Checkpoints(tmp_path, keep=1).latest(CPU)

@@ -83,7 +83,7 @@ class Copies:
         flat = [w for own in weights for w in own]
         self._spare = room_for(flat, self._spare)
         with Noisy(twins, self._owners, flat, self._spare) as self._block:
-            with torch.no_grad():  # w + sigma * e, in the memory of w
+            with torch.no_grad():  # line 6: w + sigma * e, in the memory of w
                 here = [list(map(local, own)) for own in weights]
                 fill_copies_(here, seed, generator)
                 noise = [e for own in here for e in own]

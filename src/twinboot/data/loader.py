@@ -96,7 +96,8 @@ class PairedLoader:
         # As many batches as the largest sample fills, unless some rank's part of the smallest one would be empty.
         of_all, ranks_ = self._size_of_all(), self.share[1]
         # With at least two samples for each rank, if batches are that large: BatchNorm cannot normalize a single one.
-        most = max(min(sizes) // (min(2, -(-of_all // ranks_)) * ranks_), min(1, min(sizes) // ranks_))
+        least = min(2, self.batch_size) * ranks_
+        most = max(min(sizes) // least, min(1, min(sizes) // ranks_))
         self._of_all, self._length = of_all, min(-(-max(sizes) // of_all), most)
         if drop_last:
             self._length = 1 if self.batch_size * ranks_ == bootstrap.n else min(sizes) // of_all
@@ -114,8 +115,8 @@ class PairedLoader:
     def _size_of_all(self) -> int:
         """The batch size per twin, of all processes together."""
         counts, size = self.bootstrap.counts, self.batch_size * self.share[1]
-        if size >= self.bootstrap.n:  # full batches
-            return size
+        if size >= self.bootstrap.n:  # full batches; a Poisson sample may have more than n draws
+            return max(size, *map(len, self._samples))
         if self.bootstrap.kind == "split":
             share = 1 / self.bootstrap.replicas
         elif self.resample == "counts":

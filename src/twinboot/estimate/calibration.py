@@ -13,6 +13,7 @@ each class). For values, its squared error is the variance that the model predic
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,14 +30,14 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 IMPOSSIBLE = -50.0  # lowest log-probability in the pseudo-sample: a class that the model masks has one of -inf
 
 
-class Target:
+class Target(ABC):
     """What a model's outputs [draws, samples, ...] are compared with."""
 
     hottest: float  # temperatures from 1 / hottest to hottest are searched
 
+    @abstractmethod
     def losses(self, outputs: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """The NLL of each sample, and terms whose mean over the samples is the NLL of the pseudo-sample."""
-        raise NotImplementedError
 
     def nll(self, outputs: Tensor, temperature: float) -> float:
         return self.losses(outputs, temperature)[0].mean().item()

@@ -11,6 +11,7 @@ out-of-bag measurement has weight 0 in all losses. There are three ways to compu
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -55,7 +56,7 @@ def see(
     return Batches(forward, observed, initial, bootstrap, batch_size, seed)
 
 
-class Measurements:
+class Measurements(ABC):
     """What `invert` asks of the measurements."""
 
     def __init__(self, forward: Forward, observed: Tensor, bootstrap: Bootstrap) -> None:
@@ -69,9 +70,9 @@ class Measurements:
         self.scale = largest * math.sqrt((values / largest).square().mean().item()) or 1.0
         self.unseen_operator = self.part(self.unseen)
 
+    @abstractmethod
     def loss(self, fields: Tensor, step: int) -> tuple[float, Tensor]:
         """The sum of the twins' losses in units of `scale` squared, and its gradient for their fields [twins, ...]."""
-        raise NotImplementedError
 
     def part(self, index: Tensor) -> Forward:
         """The operator of some measurements. Its result is [measurements, values of each]."""
@@ -176,7 +177,8 @@ class Batches(Measurements):
         super().__init__(forward, observed, bootstrap)
         self.draws = [bootstrap.indices(b) for b in range(bootstrap.replicas)]
         # Twins that divide the measurements divide a batch, too, as in `PairedLoader`.
-        self.batch_size = max(1, batch_size // bootstrap.replicas) if bootstrap.kind == "split" else batch_size
+        share = bootstrap.replicas if bootstrap.kind == "split" else 1
+        self.batch_size = max(min(2, batch_size), round(batch_size / share))
         self.seed, self.epoch = seed, -1
 
     def loss(self, fields: Tensor, step: int) -> tuple[float, Tensor]:

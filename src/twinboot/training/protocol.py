@@ -20,7 +20,7 @@ from ..twins import require_share
 _OPEN: Any = None  # the front end's default
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Protocol:
     """Settings of a Twin-Boot training. A setting that you leave out keeps the front end's default.
 
