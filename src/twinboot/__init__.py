@@ -9,6 +9,7 @@ from .estimate.prediction import Prediction
 from .groups import Blocks
 from .inverse.invert import Inversion, invert
 from .inverse.operators import Dense
+from .training.error_bars import error_bars
 from .training.fit import Fit, fit
 from .training.protocol import Protocol
 from .twins import Twins, pool_gradients
@@ -27,6 +28,7 @@ __all__ = [
     "Prediction",
     "Protocol",
     "Twins",
+    "error_bars",
     "fit",
     "invert",
     "pool_gradients",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -118,10 +118,12 @@ def target_of(task: Task, targets: Tensor, outputs: Tensor) -> Target:
     return Values(like(targets, _precise(outputs[0]).chunk(2, -1)[0]), outputs)
 
 
-def minimize(outputs: Callable[[float], Tensor], target: Target) -> tuple[float, float, float]:
+def minimize(
+    outputs: Callable[[float], Tensor], target: Target, scales: Sequence[float] = SCALES
+) -> tuple[float, float, float]:
     """The best temperature and scale, and the NLL with both. `outputs(scale)` are those of the draws."""
     results = []
-    for scale in SCALES:
+    for scale in scales:
         drawn = outputs(scale)
         chosen = temperature(drawn, target)
         results.append((target.smoothed_nll(drawn, chosen), scale, chosen, target.nll(drawn, chosen)))

@@ -471,7 +471,7 @@ class TrainedModel:
     @classmethod
     def read(cls, folder: str | os.PathLike[str], model: nn.Module) -> TrainedModel:
         path = Path(folder) / SIGMA
-        _, description, labels, sigma, settings = files.read(path)
+        _, description, labels, sigma, settings, _ = files.read(path)
         here = {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
         for name, shape in description["parameters"].items():
             if here.get(name) != tuple(shape):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,9 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .._core import ranks
 from .._core.batches import check_is_due, moved, usable
+from .._core.copies import call
 from .._core.seeds import alone, own_randomness
 from ..data.bootstrap import Bootstrap
 from ..data.loader import PairedLoader
+from ..estimate import spread
 from ..estimate.estimate import Estimate
 from ..estimate.prediction import Task
 from ..estimate.statistics import norm_layers
@@ -73,9 +77,11 @@ class Training:
         stepper: torch.optim.Optimizer,
         scaler: torch.amp.GradScaler,
         due: Schedule,
+        each_step: torch.optim.lr_scheduler.LRScheduler | None = None,
     ) -> float:
         """Train for one epoch; returns the mean loss of the noisy twins. `due` counts steps. A reset that is due waits
-        for the next step, so that validation after the epoch sees the mean that was trained."""
+        for the next step, so that validation after the epoch sees the mean that was trained. `each_step` is a scheduler
+        that steps with the optimizer."""
         self.twins.train()
         total, number = torch.zeros((), device=self.device), 0
         before = (epoch - 1) * len(self.loader)
@@ -97,6 +103,8 @@ class Training:
             with alone():  # PyTorch goes through the hooks of all optimizers, of which `sampled` adds and removes one
                 scaler.step(stepper)
             scaler.update()
+            if each_step is not None:
+                each_step.step()
             try:
                 self.twins.update()
             except FloatingPointError:
@@ -146,6 +154,28 @@ class Training:
         output = module(*inputs)
         values = self.loss(output, target)
         return values, (output.argmax(1) == target).flatten() if self.classifies else values
+
+    @torch.no_grad()
+    def matched_scale(self, estimate: Estimate) -> float:
+        """The scale with which the estimate's draws spread the predictions of out-of-bag samples as much as the twins
+        do (estimate/spread.py)."""
+        samples = self.bootstrap.unseen
+        if not len(samples):
+            samples = torch.arange(len(self.dataset))
+        batches = self.validation.batches(samples[:ENOUGH])
+
+        def values(run: Callable[[Any], Any]) -> Tensor:
+            with own_randomness(self.device, self.seed, "spread"):  # for a model with random layers
+                return torch.cat(
+                    [spread.values_of(run(tuple(self._moved(batch)[:-1])), self.task) for batch in batches]
+                )
+
+        def by_draws(scale: float) -> float:
+            return spread.variance([values(draw) for draw in estimate.runs(spread.DRAWS, scale, self.seed)])
+
+        self.twins.eval()
+        apart = spread.variance([values(partial(call, twin)) for twin in self.twins])
+        return spread.match(by_draws, apart * self.bootstrap.scale**2)
 
     def update_batchnorm(self, estimate: Estimate, at_most: int | None = None) -> None:
         """Compute the mean model's own BatchNorm statistics, from all training samples or from at most this many."""
