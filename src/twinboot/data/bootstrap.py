@@ -75,13 +75,13 @@ class Bootstrap:
         block: int | None = None,
         cover: bool = False,
     ) -> None:
-        self.n = _checked_size(n)
+        self.n = _require_size(n)
         hint = "; the kind goes by name: kind='poisson'" if isinstance(replicas, str) else ""
         require_whole("replicas", replicas, 2, hint)
         require_one_of(KINDS, "kind", kind)
         if not isinstance(cover, (bool, np.bool_)):
             raise TypeError(f"cover must be True or False, not {shown(cover)}.")
-        self.replicas, self.seed, self.kind, self.cover = int(replicas), seeds.checked(seed), kind, bool(cover)
+        self.replicas, self.seed, self.kind, self.cover = int(replicas), seeds.require_seed(seed), kind, bool(cover)
         stratum = _codes("strata", strata, self.n)
         cluster = _codes("clusters", clusters, self.n)
         if strata is not None and kind == "poisson":
@@ -266,7 +266,7 @@ def _check_block(block: int, n: int, strata: object, clusters: object) -> None:
         raise ValueError(f"block must be a whole number from 1 to less than the {n} samples, not {shown(block)}.")
 
 
-def _checked_size(n: SupportsIndex) -> int:
+def _require_size(n: SupportsIndex) -> int:
     try:
         size = n.__index__()
     except (AttributeError, TypeError):

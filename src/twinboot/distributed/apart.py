@@ -77,7 +77,7 @@ class Apart(Twins):
                 raise ValueError(f"{name} must be None or a whole number of at least 1, not {shown(value)}.")
         if exchange is None and sketch is None:
             raise ValueError("exchange and sketch are both None, so sigma would stay 0: give one of them.")
-        sizes, number = _sizes(mesh), seeds.checked(seed)
+        sizes, number = _sizes(mesh), seeds.require_seed(seed)
         self._begin(model, groups, seed, lambda p: Remote(model, p, mesh, sizes, exchange, sketch, number))
 
     @property
@@ -107,7 +107,7 @@ class Apart(Twins):
         of the weights, but noise is drawn twice, for the forward and the backward pass. A compiled model then runs
         uncompiled."""
         require_types(Apart.sampled, {"generator": generator, "lean": lean})
-        with self._noisy(scale, generator, lean=lean):
+        with self._noise_block(scale, generator, lean=lean):
             yield
 
     def bytes_sent(self) -> dict[str, float]:
@@ -162,7 +162,7 @@ class Remote(Copies):
         return self.twins[0](*args, **kwargs)
 
     @contextmanager
-    def noisy(
+    def with_noise(
         self, twins: nn.Module, scale: float, seed: int, generator: torch.Generator | None, lean: bool = False
     ) -> Iterator[None]:
         if lean:
@@ -174,7 +174,7 @@ class Remote(Copies):
                 yield
             return
         try:
-            with super().noisy(twins, scale, seed, generator):
+            with super().with_noise(twins, scale, seed, generator):
                 yield
         finally:
             self._spare.clear()  # frees the memory of the clean weights

@@ -68,7 +68,7 @@ class Estimate(nn.Module):
             refuse_copy(copies[0])
             [module] = replicate(copies[0], own=partition.parameter_shapes)
         else:
-            [module] = replicate(model, share_frozen=False)
+            [module] = replicate(model, copy_frozen=True)
             require_like(module, copies[0])
             for here, t in zip(held(module).values(), held(copies[0]).values(), strict=True):
                 overwrite_(here, whole(t))
@@ -92,7 +92,7 @@ class Estimate(nn.Module):
     def sample(self, seed: SupportsIndex = 0, scale: float | None = None) -> nn.Module:
         """A model of your own class with weights drawn from N(mean, (scale * sigma)^2). `scale` defaults to the
         estimate's own, as in `predict`."""
-        scale, seed = self._scale(scale), seeds.checked(seed)
+        scale, seed = self._scale(scale), seeds.require_seed(seed)
         [module] = replicate(self.module, own=self.partition.parameter_shapes)
         with torch.no_grad():
             for name, draw in self._draw(seeds.derive(seed, "sample"), scale).items():
@@ -132,7 +132,7 @@ class Estimate(nn.Module):
         if samples:
             require_whole("samples", samples, 2, "; 0 is for the mean model alone")
         require_whole("batch_size", batch_size, 1)
-        task, scale, seed = self._task(task), self._scale(scale), seeds.checked(seed)
+        task, scale, seed = self._task(task), self._scale(scale), seeds.require_seed(seed)
         require_number("temperature", self.temperature, positive=True)
         if samples and self.dropout is True and vectorize:
             raise ValueError("draws with dropout cannot be vectorized: leave vectorize out.")
@@ -232,7 +232,7 @@ class Estimate(nn.Module):
         require_known(options, self.calibrate, DataLoader)
         require_types(Estimate.calibrate, locals())
         require_whole("samples", samples, 2)
-        task, seed, device = self._task(task), seeds.checked(seed), self.partition.sigma.device
+        task, seed, device = self._task(task), seeds.require_seed(seed), self.partition.sigma.device
         inputs, targets = calibration.read(dataset, task, batch_size, options)
 
         def outputs(scale: float) -> Tensor:
@@ -294,7 +294,7 @@ class Estimate(nn.Module):
         """Read an estimate that `save` wrote. `model` is any instance of the trained class; it is copied."""
         require_types(Estimate.load, {"path": path, "model": model})
         state, description, labels, sigma, settings = files.read(path)
-        [module] = replicate(model, share_frozen=False)
+        [module] = replicate(model, copy_frozen=True)
         files.load_state(module, state, path)
         partition = Partition.restore(description, labels, sigma, fixed_entries(module))
         estimate = cls(module, partition.to(next(module.parameters()).device))

@@ -242,11 +242,11 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         )
 
         @torch.no_grad()
-        def step(module: nn.Module, batch: Any, number: int) -> None:
+        def run(module: nn.Module, batch: Any, number: int) -> None:
             with self.accelerator.autocast():
                 self.compute_loss(module, self._prepare_inputs(batch))
 
-        validation.update_batchnorm(mean, step, self.args.device, ENOUGH)
+        validation.update_batchnorm(mean, run, self.args.device, ENOUGH)
 
     def _match_precision(self) -> None:
         """Run `model` under autocast if the twins train with it, as a Trainer's own model does."""
@@ -419,7 +419,7 @@ def _require_arguments(model: Any, args: Any) -> None:
         raise TypeError(f"args must be TrainingArguments, not {type(args).__name__}.")
     require_whole("per_device_train_batch_size", args.per_device_train_batch_size, 1)
     for seed in (args.seed, 0 if args.data_seed is None else args.data_seed):
-        if not 0 <= seeds.checked(seed) < 2**32:  # the range of numpy
+        if not 0 <= seeds.require_seed(seed) < 2**32:  # the range of numpy
             raise ValueError(f"a seed of TrainingArguments must be between 0 and 2**32 - 1, not {seed!r}.")
     if args.fsdp:  # on a CPU, accelerate ignores it
         raise ValueError(SHARDED)

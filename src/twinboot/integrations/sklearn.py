@@ -193,9 +193,9 @@ class _TwinBoot(BaseEstimator):  # type: ignore[misc]
         split = split_rows(len(rows.x), seed, self._sets_rows_aside)
         # Standardize by the rows seen in training only: out-of-bag rows must not influence the model.
         seen = split.seen.numpy()
-        self.center_, self.spread_ = mean_and_scale(rows.x[seen], rows.weight[seen])
+        self.center_, self.spread_ = center_and_spread(rows.x[seen], rows.weight[seen])
         if self._task == "regression":
-            self.target_center_, self.target_spread_ = map(float, mean_and_scale(rows.y[seen], rows.weight[seen]))
+            self.target_center_, self.target_spread_ = map(float, center_and_spread(rows.y[seen], rows.weight[seen]))
         with seeded(derive(seed, "network")):
             network = (self.network or self._mlp)(rows.x.shape[1], outputs)
         data, loss = self._data_and_loss(rows)
@@ -344,9 +344,9 @@ class TwinBootRegressor(RegressorMixin, _TwinBoot):  # type: ignore[misc]
         mean, spread = self._mean_and_spread(rows.x[stop])
         unit = power_of_two(np.r_[rows.y[stop], mean, spread, self.target_spread_])  # squares must not overflow
         errors = np.average((rows.y[stop] / unit - mean / unit) ** 2, weights=rows.weight[stop])
-        noise = max(errors - np.average((spread / unit) ** 2, weights=rows.weight[stop]), MIN_NOISE * errors)
+        variance = max(errors - np.average((spread / unit) ** 2, weights=rows.weight[stop]), MIN_NOISE * errors)
         least = 1e-6 * (self.target_spread_ / unit)  # above 0 even for a perfect fit
-        self.noise_ = float(unit * math.sqrt(max(noise, least**2)))
+        self.noise_ = float(unit * math.sqrt(max(variance, least**2)))
         mean, std = self._mean_and_std(rows.x[calibration])
         with np.errstate(over="ignore"):  # a score may be infinite; the difference of halves is finite
             self.scores_ = np.abs(rows.y[calibration] / 2 - mean / 2) / (std / 2)
@@ -515,7 +515,7 @@ def power_of_two(values: Floats) -> Floats:
     return np.where(largest > 0, np.ldexp(1.0, np.frexp(largest)[1] - 1), 1.0)
 
 
-def mean_and_scale(values: Floats, weight: Floats) -> tuple[Floats, Floats]:
+def center_and_spread(values: Floats, weight: Floats) -> tuple[Floats, Floats]:
     """Mean and standard deviation of each column; for constant columns, `power_of_two` replaces the latter."""
     unit = power_of_two(values)
     values = values / unit

@@ -204,13 +204,13 @@ class _EarlyStopping:
             raise FloatingPointError(f"forward gives values that are not finite for the twins' mean at step {step}.")
         [sigma] = self.twins.partition.expand([field])
         sigma = sigma.to(field).expand_as(field).clone()
-        unit = self.data.scale**2  # of the losses
+        unit = self.data.unit**2  # of the losses
         values = (step, unit * train, unit * unseen, sigma.square().mean().sqrt().item())
         for name, value in zip(self.history, values, strict=True):
             self.history[name].append(value)
         if self.stop is None or self.losses is None or _clearly_lower(losses, self.losses):
             self.losses, self.step, self.field, self.sigma = losses, step, field, sigma
-            self.noise = self.data.scale * math.sqrt(unseen if len(losses) else train)
+            self.noise = self.data.unit * math.sqrt(unseen if len(losses) else train)
 
 
 def _clearly_lower(new: Tensor, old: Tensor) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .._core import ranks
-from .._core.batches import check_is_due, moved, usable
+from .._core.batches import finite_check_is_due, moved, usable
 from .._core.seeds import alone, own_randomness
 from ..data.bootstrap import Bootstrap
 from ..data.loader import PairedLoader
@@ -53,7 +53,7 @@ class Training:
         self.device = usable(first.device if device is None else device)
         self.twins.to(self.device)
         # Under torchrun PyTorch's own wrapper gives all ranks the mean of their gradients.
-        several = ranks.share()[1] > 1
+        several = ranks.rank_and_size()[1] > 1
         self.runners = [DistributedDataParallel(twin) if several else twin for twin in self.twins]
         self.dataset, self.seed, self.amp, self.batch_size = dataset, seed, amp, batch_size
         self.protocol = protocol
@@ -70,7 +70,7 @@ class Training:
     def epoch(
         self,
         epoch: int,
-        stepper: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer,
         scaler: torch.amp.GradScaler,
         due: Schedule,
     ) -> float:
@@ -82,7 +82,7 @@ class Training:
         for step, pair in enumerate(self.loader, start=1):
             if before + step > 1 and is_due(due, before + step - 1):
                 self.twins.reset(self.protocol.mode)
-            stepper.zero_grad()
+            optimizer.zero_grad()
             with (
                 own_randomness(self.device, self.seed, epoch, step, *ranks.own()),
                 self.twins.sampled(self.protocol.noise),
@@ -91,11 +91,11 @@ class Training:
                     value = self._loss(twin, batch)
                     scaler.scale(value).backward()
                     total, number = total + value.detach(), number + 1
-            if check_is_due(self.device, step):
+            if finite_check_is_due(self.device, step):
                 self._require_finite(total, epoch, step)
             pool_gradients(self.twins, self.protocol.pooled)
             with alone():  # PyTorch goes through the hooks of all optimizers, of which `sampled` adds and removes one
-                scaler.step(stepper)
+                scaler.step(optimizer)
             scaler.update()
             try:
                 self.twins.update()

@@ -145,7 +145,7 @@ def fit(
         raise TypeError("scheduler must be a function that makes one, such as lambda optimizer: StepLR(optimizer, 10).")
     optimizers.require_function(optimizer)
     require_types(fit, locals())
-    seed = seeds.checked(seed)
+    seed = seeds.require_seed(seed)
     run = Training(
         model,
         dataset,
@@ -202,7 +202,7 @@ def fit(
     done = len(best.history["epoch"])
     if not ranks.agree(done):
         raise ValueError(f"the ranks do not find the same checkpoints: {checkpoint} must be one directory for all.")
-    writes = ranks.share()[0] == 0  # all ranks have the same to write
+    writes = ranks.rank_and_size()[0] == 0  # all ranks have the same to write
     with open_log(log if writes else None, best.history) as written:
         for epoch in range(done + 1, epochs + 1):
             if patience is not None and epoch - 1 - best.epoch >= patience:

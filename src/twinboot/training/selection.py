@@ -96,9 +96,9 @@ class Average:
         self.count += 1
         if self.count == 1:
             self.weights = [wide(w).clone() for w in weights]
-        share = (self.power + 1) / (self.power + self.count) if self.power < math.inf else 1.0
+        newest = (self.power + 1) / (self.power + self.count) if self.power < math.inf else 1.0
         for average, weight in zip(self.weights, weights, strict=True):
-            average.lerp_(wide(weight), share)
+            average.lerp_(wide(weight), newest)
             weight.copy_(average)
 
     def state_dict(self) -> dict[str, Any]:
