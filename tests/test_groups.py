@@ -1,6 +1,7 @@
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -136,6 +137,7 @@ def test_blocks_tile_the_last_dimensions_and_may_be_cut_at_the_edges() -> None:
     labels = partition.labels()["v"]
     assert labels[0, 2, 1] == labels[0, 3, 2] != labels[0, 3, 3]
     assert sizes(Field(7), Blocks((3,))) == {"v": [3, 3, 1]}
+    assert Blocks(tuple(np.array([2, 3]))) == Blocks((2, 3))
 
 
 def test_a_users_function_may_name_groups_or_label_entries() -> None:

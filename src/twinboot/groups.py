@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ._core.checks import require_number, require_types, shown
+from ._core.checks import is_whole, require_number, require_types, shown
 from ._core.ranks import cut, holders, summed
 from ._core.tensors import checksum, is_integer, split, wide
 
@@ -57,9 +57,9 @@ class Blocks:
 
     def __init__(self, block: Sequence[int]) -> None:
         sizes = block if isinstance(block, (tuple, list)) else ()
-        if not sizes or any(isinstance(b, bool) or not isinstance(b, int) or b < 1 for b in sizes):
+        if not sizes or not all(is_whole(b) and b >= 1 for b in sizes):
             raise ValueError(f"Blocks needs whole numbers of at least 1, such as Blocks((3, 3)), not {shown(block)}.")
-        object.__setattr__(self, "block", tuple(block))
+        object.__setattr__(self, "block", tuple(map(int, block)))
 
     def __call__(self, name: str, parameter: Tensor) -> Assignment:
         require_types(Blocks.__call__, locals())

@@ -462,7 +462,7 @@ def test_repr_is_one_line() -> None:
 @pytest.mark.parametrize("samples", [1, -1])
 def test_a_spread_needs_two_samples(samples: int) -> None:
     found = Inversion(torch.zeros(2), torch.ones(2), 1, {}, Bootstrap(2, seed=1))
-    with pytest.raises(ValueError, match="samples must be 0, for the field alone, or at least 2"):
+    with pytest.raises(ValueError, match="samples must be 0, for the mean alone, or at least 2"):
         found.predict(lambda v: v, samples)
 
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .._core import seeds
-from .._core.checks import require_one_of, require_whole, shown
+from .._core.checks import is_whole, require_one_of, require_whole, shown
 
 Kind = Literal["multinomial", "poisson", "bayesian", "split"]
 KINDS = get_args(Kind)
@@ -262,7 +262,7 @@ def _codes(argument: str, values: Any, n: int) -> NDArray[np.int64] | None:
 def _check_block(block: int, n: int, strata: object, clusters: object) -> None:
     if strata is not None or clusters is not None:
         raise ValueError("block cannot be combined with strata or clusters.")
-    if isinstance(block, bool) or not isinstance(block, int) or not 1 <= block < n:
+    if not is_whole(block) or not 1 <= block < n:
         raise ValueError(f"block must be a whole number from 1 to less than the {n} samples, not {shown(block)}.")
 
 

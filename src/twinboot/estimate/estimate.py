@@ -15,7 +15,15 @@ from torch.utils.data import DataLoader, Dataset
 
 from .._core import seeds
 from .._core.batches import copied
-from .._core.checks import one_of, require_known, require_number, require_one_of, require_types, require_whole
+from .._core.checks import (
+    one_of,
+    require_known,
+    require_number,
+    require_one_of,
+    require_samples,
+    require_types,
+    require_whole,
+)
 from .._core.copies import Places, call, held, replicate, require_like
 from .._core.noise import normals
 from .._core.ranks import refuse_copy, whole
@@ -129,8 +137,7 @@ class Estimate(nn.Module):
                 rounding. Default: vectorize small models that vmap can run.
         """
         require_types(Estimate.predict, locals())
-        if samples:
-            require_whole("samples", samples, 2, "; 0 is for the mean model alone")
+        require_samples(samples)
         require_whole("batch_size", batch_size, 1)
         task, scale, seed = self._task(task), self._scale(scale), seeds.require_seed(seed)
         require_number("temperature", self.temperature, positive=True)

@@ -35,7 +35,7 @@ except ImportError as error:
     raise ImportError(f"these estimators need scikit-learn 1.6 or newer: {how_to_install('sklearn')}") from error
 
 from .. import Bootstrap, Prediction, fit
-from .._core.checks import one_line, require_number, require_whole, shown
+from .._core.checks import is_whole, one_line, require_number, require_samples, require_whole, shown
 from .._core.copies import replicate
 from .._core.seeds import derive, own_randomness, seeded
 from ..data.bootstrap import UNSEEN
@@ -166,8 +166,7 @@ class _TwinBoot(BaseEstimator):  # type: ignore[misc]
         complete(self.protocol, SCIKIT_LEARN, type(self).__name__)
         if self.network is not None and (isinstance(self.network, nn.Module) or not callable(self.network)):
             raise TypeError(f"network must be a function that makes one, such as nn.Linear, not {shown(self.network)}.")
-        if not _is_whole(self.samples) or self.samples < 0 or self.samples == 1:
-            raise ValueError(f"samples must be 0, for the mean model, or at least 2, not {shown(self.samples)}.")
+        require_samples(self.samples)
         require_whole("epochs", self.epochs, 1)
         if self.patience is not None:
             require_whole("patience", self.patience, 1)
@@ -221,7 +220,7 @@ class _TwinBoot(BaseEstimator):  # type: ignore[misc]
 
     def _mlp(self, inputs: int, outputs: int) -> nn.Module:
         hidden = self.hidden.tolist() if isinstance(self.hidden, np.ndarray) else self.hidden
-        if not isinstance(hidden, (list, tuple)) or not all(_is_whole(units) and units >= 1 for units in hidden):
+        if not isinstance(hidden, (list, tuple)) or not all(is_whole(units) and units >= 1 for units in hidden):
             raise ValueError(f"hidden must be a sequence of widths, such as (50,), not {shown(self.hidden)}.")
         sizes = [inputs, *map(int, hidden)]
         try:
@@ -426,10 +425,6 @@ def _real(y: Any) -> Floats:
         if found.dtype.kind != "c":
             return found.astype(np.float64)
     raise ValueError(f"y must be a real number for each row, not {shown(y)}.")
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _dense(x: Any) -> Floats:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from .. import resets
 from .._core import seeds
-from .._core.checks import require_tensor, require_types, require_whole
+from .._core.checks import require_known, require_samples, require_tensor, require_types, require_whole
 from ..data.bootstrap import Bootstrap
 from ..estimate.prediction import Moments, Prediction, combine, half_width
 from ..training import optimizers
@@ -177,8 +177,7 @@ class Inversion:
         """What an operator would measure: mean and spread over fields from N(field, sigma^2), or with `samples=0` of
         the field alone."""
         require_types(Inversion.predict, locals())
-        if samples < 0 or samples == 1:
-            raise ValueError(f"samples must be 0, for the field alone, or at least 2, for a spread, not {samples!r}.")
+        require_samples(samples)
         moments = Moments("regression")
         for field in self.sample(samples) if samples else [self.field.clone()]:
             with torch.enable_grad():  # an operator may differentiate by itself

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -130,7 +129,7 @@ def fit(
     """
     for name, number in {"epochs": epochs, "batch_size": batch_size, "patience": patience}.items():
         if name != "patience" or number is not None:
-            require_whole(name, int(number) if isinstance(number, np.integer) else number, 1)
+            require_whole(name, number, 1)
     epochs, batch_size = int(epochs), int(batch_size)
     _check_options(options)
     if isinstance(model, nn.Module) and any(map(is_sharded, model.parameters())):
