@@ -54,6 +54,7 @@ from .resuming import read_twins, write_twins
 
 __all__ = ["TwinTrainer", "load"]
 
+NOT_USED = ("resample", "average")  # settings of a protocol: `training/protocol.py` says why
 SIGMA = "sigma.safetensors"
 MULTI_LABEL = "multi_label_classification"
 DEFAULTS = {"temperature": 1.0, "scale": 1.0, "dropout": False, "task": None}  # the settings of an Estimate
@@ -131,8 +132,8 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         bootstrap: Bootstrap | None = None,
         **options: Any,
     ) -> None:
-        refuse_settings(options, "TwinTrainer")
-        self.protocol = complete(protocol, HUGGING_FACE, "TwinTrainer", without=("resample", "average"))
+        refuse_settings(options, "TwinTrainer", NOT_USED)
+        self.protocol = complete(protocol, HUGGING_FACE, "TwinTrainer", without=NOT_USED)
         args = TrainingArguments("tmp_trainer") if args is None else args
         _require_arguments(model, args)
         if train_dataset is not None:

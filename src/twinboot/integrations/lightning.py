@@ -129,6 +129,7 @@ class TwinModule(pl.LightningModule):
 
     module: Any
 
+    # No **options: load_from_checkpoint would then pass the hyperparameters of the user's module, too.
     def __init__(
         self,
         module: pl.LightningModule,

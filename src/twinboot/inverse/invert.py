@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,13 @@ from .._core.checks import require_known, require_samples, require_tensor, requi
 from ..data.bootstrap import Bootstrap
 from ..estimate.prediction import Moments, Prediction, combine, half_width
 from ..training import optimizers
-from ..training.protocol import INVERT, Protocol, blocks_of_three, complete
+from ..training.protocol import INVERT, Protocol, blocks_of_three, complete, refuse_settings
 from ..twins import Twins
 from . import priors
 from .measurements import Measurements, see
 from .operators import Forward
+
+NOT_USED = ("pooled", "resample", "average")  # settings of a protocol: there are no networks, loaders or epochs
 
 
 def invert(
@@ -49,6 +51,7 @@ def invert(
     bootstrap: Bootstrap | None = None,
     seed: int = 0,
     progress: Callable[[int], object] = lambda step: None,
+    **unknown: Any,
 ) -> Inversion:
     """Find the field behind measurements, and how uncertain each part of it is.
 
@@ -86,9 +89,11 @@ def invert(
     >>> bool((result.field - 1).abs().max() < 0.1)
     True
     """
+    refuse_settings(unknown, "invert", NOT_USED)
+    require_known(unknown, invert)
     prior = priors.as_prior(prior)
     optimizers.require_function(optimizer)
-    protocol = complete(protocol, INVERT, "invert", without=("pooled", "resample", "average"))
+    protocol = complete(protocol, INVERT, "invert", without=NOT_USED)
     require_types(invert, locals())
     if stop not in ("unseen", None):
         raise ValueError(f'stop must be "unseen" or None, not {stop!r}.')
