@@ -128,7 +128,12 @@ class Bootstrap:
         times it for two twins, the same with `cover=True`. Pass it to `Twins.estimate(scale=...)`; training noise and
         resets use the twins' own sigma.
         """
-        return 1 / math.sqrt(self.replicas) if self.kind == "split" else 1.0
+        return 1 / math.sqrt(self.parts)
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts the twins divide the data: 1 for bootstrap samples, each drawn from all data."""
+        return self.replicas if self.kind == "split" else 1
 
     def indices(self, replica: int) -> Tensor:
         """The sample of a twin: ascending indices, each as often as it was drawn."""

@@ -117,13 +117,8 @@ class PairedLoader:
         counts, size = self.bootstrap.counts, self.batch_size * self.share[1]
         if size >= self.bootstrap.n:  # full batches; a Poisson sample may have more than n draws
             return max(size, *map(len, self._samples))
-        if self.bootstrap.kind == "split":
-            share = 1 / self.bootstrap.replicas
-        elif self.resample == "counts":
-            share = min(1.0, ((counts > 0).sum() / counts.sum()).item())
-        else:
-            return size
-        return max(min(2 * self.share[1], size), round(size * share))
+        distinct = min(1.0, ((counts > 0).sum() / counts.sum()).item()) if self.resample == "counts" else 1.0
+        return max(min(2 * self.share[1], size), round(size * distinct / self.bootstrap.parts))
 
     def dataloader(self, **options: Any) -> DataLoader[Any]:
         """A DataLoader of the remaining steps of the current epoch, for training loops that need one. Such a loop must

@@ -177,8 +177,7 @@ class Batches(Measurements):
         super().__init__(forward, observed, bootstrap)
         self.draws = [bootstrap.indices(b) for b in range(bootstrap.replicas)]
         # Twins that divide the measurements divide a batch, too, as in `PairedLoader`.
-        share = bootstrap.replicas if bootstrap.kind == "split" else 1
-        self.batch_size = max(min(2, batch_size), round(batch_size / share))
+        self.batch_size = max(min(2, batch_size), round(batch_size / bootstrap.parts))
         self.seed, self.epoch = seed, -1
 
     def loss(self, fields: Tensor, step: int) -> tuple[float, Tensor]:
