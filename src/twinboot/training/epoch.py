@@ -16,7 +16,6 @@ from ..data.bootstrap import Bootstrap
 from ..data.loader import PairedLoader
 from ..estimate.estimate import Estimate
 from ..estimate.prediction import Task
-from ..estimate.statistics import norm_layers
 from ..resets import Schedule, is_due
 from ..twins import Twins, pool_gradients
 from . import losses
@@ -149,8 +148,6 @@ class Training:
 
     def update_batchnorm(self, estimate: Estimate, at_most: int | None = None) -> None:
         """Compute the mean model's own BatchNorm statistics, from all training samples or from at most this many."""
-        if not norm_layers(estimate.module):
-            return  # without making batches
         with own_randomness(self.device, self.seed, "statistics"):
             # It changes nothing else that moves with a pass in training, as the vectors of spectral_norm do.
             estimate.update_batchnorm(self.validation.seen_batches(at_most), lambda batch: tuple(batch[:-1]))

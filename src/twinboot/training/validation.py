@@ -57,12 +57,12 @@ class Validation:
         seed = seeds.derive(self.seed, "judge")  # of the batches
         return Batches(self.dataset, samples, self.batch_size, seed, self.options)
 
-    def seen_batches(self, at_most: int | None = None) -> Batches:
-        """The samples that some twin sees, or at most this many of them."""
+    def seen_batches(self, at_most: int | None = None) -> Iterator[Any]:
+        """The samples that some twin sees, or at most this many of them. Nothing is made before the first batch."""
         # In random order: a batch of one class, as in a sorted dataset, would have too small a variance.
         seen = self.bootstrap.seen
         order = torch.randperm(len(seen), generator=torch.Generator().manual_seed(seeds.derive(self.seed, "seen")))
-        return self.batches(seen[order[:at_most]])
+        yield from self.batches(seen[order[:at_most]])
 
     def unseen(self, module: nn.Module, run: Run[Found], device: torch.device) -> list[Found]:
         """The result of `run` for each out-of-bag batch."""
