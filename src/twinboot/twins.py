@@ -102,7 +102,7 @@ class Twins(nn.Module):
     @property
     def stacked(self) -> bool:
         """Whether each parameter is held once, for all twins together."""
-        return isinstance(self._store, Stack)
+        return self._store.stacked
 
     def __len__(self) -> int:
         return len(self._store)

@@ -29,6 +29,7 @@ class Copies:
     """
 
     name = "copies"  # of `module` in the twins' state
+    stacked = False  # whether each parameter is held once, for all twins together
     module: nn.Module  # holds the parameters
 
     def __init__(self, model: nn.Module, partition: Partition, replicas: int) -> None:
@@ -114,7 +115,7 @@ class Copies:
 
     def describe(self) -> dict[str, Any]:
         """What a checkpoint of these twins must agree with."""
-        return {"replicas": self.replicas, "stacked": self.name == "stack"}
+        return {"replicas": self.replicas, "stacked": self.stacked}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_spare": [], "_block": None}  # a copy or pickle makes its own

@@ -41,6 +41,7 @@ class Stack(Copies):
     """
 
     name = "stack"
+    stacked = True
 
     def hold(self, model: nn.Module) -> None:
         self._names = list(self.partition.parameter_shapes)
