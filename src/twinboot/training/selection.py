@@ -27,6 +27,9 @@ from ..estimate.estimate import Estimate
 from .epoch import Training
 
 
+# `invert` and the seismic experiment choose their own best states (`_EarlyStopping`, `_Snapshots`). The three have
+# nothing to say once: here the lower of two losses wins, and the choice is part of a checkpoint; there a state must be
+# better by a standard error, over a vector of losses; and the experiment chooses for many problems at once, by masks.
 class Selection:
     """The estimate to keep, and how the run went."""
 
