@@ -39,7 +39,7 @@ except ImportError as error:
         f"TwinTrainer needs transformers 5.22 or newer, and accelerate: {how_to_install('huggingface')}"
     ) from error
 
-from .. import Bootstrap, Estimate, PairedLoader, Prediction, Twins, pool_gradients, resets
+from .. import Bootstrap, Estimate, PairedLoader, Prediction, Protocol, Twins, pool_gradients, resets
 from .._core import seeds
 from .._core.checks import one_of, require_whole, shown
 from .._core.copies import Places, replicate
@@ -48,7 +48,7 @@ from ..data.loader import require_map_style
 from ..estimate import files
 from ..estimate.prediction import TASKS, Task
 from ..groups import Partition, assign, fixed_entries
-from ..training.protocol import HUGGING_FACE, Protocol, complete, refuse_settings
+from ..training.protocol import HUGGING_FACE, complete, refuse_settings
 from ..training.validation import ENOUGH, Validation
 from .resuming import read_twins, write_twins
 

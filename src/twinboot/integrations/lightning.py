@@ -47,13 +47,13 @@ try:
 except ImportError as error:
     raise ImportError(f"TwinModule needs Lightning 2.4 or newer: {how_to_install('lightning')}") from error
 
-from .. import Bootstrap, Estimate, PairedLoader, Twins, pool_gradients, resets
+from .. import Bootstrap, Estimate, PairedLoader, Protocol, Twins, pool_gradients, resets
 from .._core import ranks, seeds
 from .._core.checks import shown
 from .._core.copies import replicate
 from .._core.seeds import own_randomness
 from ..data.loader import WEIGHT, require_map_style
-from ..training.protocol import LIGHTNING, Protocol, complete
+from ..training.protocol import LIGHTNING, complete
 from ..training.validation import ENOUGH, Run, Validation
 from .resuming import OPTIONS, options_of, read_checkpoint, require_same_options, require_undamaged
 

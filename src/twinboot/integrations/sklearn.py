@@ -34,7 +34,7 @@ try:
 except ImportError as error:
     raise ImportError(f"these estimators need scikit-learn 1.6 or newer: {how_to_install('sklearn')}") from error
 
-from .. import Bootstrap, Prediction, fit
+from .. import Bootstrap, Prediction, Protocol, fit
 from .._core.checks import is_whole, one_line, require_number, require_samples, require_whole, shown
 from .._core.copies import replicate
 from .._core.seeds import derive, own_randomness, seeded
@@ -43,7 +43,7 @@ from ..estimate import conformal
 from ..estimate.prediction import Task
 from ..training import losses
 from ..training.optimizers import adam
-from ..training.protocol import SCIKIT_LEARN, Protocol, complete
+from ..training.protocol import SCIKIT_LEARN, complete
 
 __all__ = ["TwinBootClassifier", "TwinBootRegressor"]
 
