@@ -139,11 +139,11 @@ def temperature(outputs: Tensor, target: Target) -> float:
     lowest = losses.index(min(losses))
     low, high = grid[max(lowest - 1, 0)], grid[min(lowest + 1, len(grid) - 1)]
     for _ in range(20):  # to 10^-5 of the logarithm
-        step = GOLDEN * (high - low)
-        if target.smoothed_nll(outputs, math.exp(high - step)) < target.smoothed_nll(outputs, math.exp(low + step)):
-            high = low + step
+        length = GOLDEN * (high - low)
+        if target.smoothed_nll(outputs, math.exp(high - length)) < target.smoothed_nll(outputs, math.exp(low + length)):
+            high = low + length
         else:
-            low = high - step
+            low = high - length
     return math.exp((low + high) / 2)
 
 

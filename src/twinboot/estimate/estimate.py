@@ -15,7 +15,15 @@ from torch.utils.data import DataLoader, Dataset
 
 from .._core import seeds
 from .._core.batches import copied
-from .._core.checks import one_of, require_known, require_number, require_one_of, require_types, require_whole
+from .._core.checks import (
+    one_of,
+    require_known,
+    require_number,
+    require_one_of,
+    require_samples,
+    require_types,
+    require_whole,
+)
 from .._core.copies import Places, call, held, replicate, require_like
 from .._core.noise import normals
 from .._core.ranks import refuse_copy, whole
@@ -71,7 +79,7 @@ class Estimate(nn.Module):
             refuse_copy(copies[0])
             [module] = replicate(copies[0], own=partition.parameter_shapes)
         else:
-            [module] = replicate(model, share_frozen=False)
+            [module] = replicate(model, copy_frozen=True)
             require_like(module, copies[0])
             for here, t in zip(held(module).values(), held(copies[0]).values(), strict=True):
                 overwrite_(here, whole(t))
@@ -95,7 +103,7 @@ class Estimate(nn.Module):
     def sample(self, seed: SupportsIndex = 0, scale: float | None = None) -> nn.Module:
         """A model of your own class with weights drawn from N(mean, (scale * sigma)^2), or one of the members. `scale`
         defaults to the estimate's own, as in `predict`."""
-        scale, seed = self._scale(scale), seeds.checked(seed)
+        scale, seed = self._scale(scale), seeds.require_seed(seed)
         [module] = replicate(self.module, own=self.partition.parameter_shapes)
         if self.members is None:
             draw = self._draw(seeds.derive(seed, "sample"), scale)
@@ -140,10 +148,9 @@ class Estimate(nn.Module):
         require_types(Estimate.predict, locals())
         if samples is None:
             samples = 32 if self.members is None else len(self.members)
-        if samples:
-            require_whole("samples", samples, 2, "; 0 is for the mean model alone")
+        require_samples(samples)
         require_whole("batch_size", batch_size, 1)
-        task, scale, seed = self._task(task), self._scale(scale), seeds.checked(seed)
+        task, scale, seed = self._task(task), self._scale(scale), seeds.require_seed(seed)
         require_number("temperature", self.temperature, positive=True)
         if samples and self.dropout is True and vectorize:
             raise ValueError("draws with dropout cannot be vectorized: leave vectorize out.")
@@ -260,7 +267,7 @@ class Estimate(nn.Module):
         require_known(options, self.calibrate, DataLoader)
         require_types(Estimate.calibrate, locals())
         require_whole("samples", samples, 2)
-        task, seed, device = self._task(task), seeds.checked(seed), self.partition.sigma.device
+        task, seed, device = self._task(task), seeds.require_seed(seed), self.partition.sigma.device
         inputs, targets = calibration.read(dataset, task, batch_size, options)
 
         def outputs(scale: float) -> Tensor:
@@ -317,16 +324,15 @@ class Estimate(nn.Module):
         require_types(Estimate.save, locals())
         partition, settings = self.partition, {name: getattr(self, name) for name in files.SETTINGS}
         members = {} if self.members is None else self.members.stacks()
-        files.write(
-            path, self.module.state_dict(), partition.describe(), partition.labels(), partition.sigma, settings, members
-        )
+        about = partition.describe(), partition.labels(), partition.sigma
+        files.write(path, self.module.state_dict(), *about, settings, members=members)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: nn.Module) -> Estimate:
         """Read an estimate that `save` wrote. `model` is any instance of the trained class; it is copied."""
         require_types(Estimate.load, {"path": path, "model": model})
         state, description, labels, sigma, settings, members = files.read(path)
-        [module] = replicate(model, share_frozen=False)
+        [module] = replicate(model, copy_frozen=True)
         files.load_state(module, state, path)
         partition = Partition.restore(description, labels, sigma, fixed_entries(module))
         estimate = cls(module, partition.to(next(module.parameters()).device))

@@ -37,6 +37,7 @@ def write(
     labels: Mapping[str, Tensor],
     sigma: Tensor,
     settings: Mapping[str, Any],
+    *,
     members: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write a module's state dict and what belongs to it. A kill at any moment leaves the old file or the new one."""
