@@ -54,13 +54,13 @@ class Config:
     """Full-waveform inversion: a section of the ground from seismic records, on a layered model or on a file's."""
 
     model: str | None = None
-    """A file of velocities in m/s, rows from the surface down: .npy, or .npz with one array. None: a layered model."""
+    """A file of velocities in m/s, rows from the surface down: .npy, or .npz with one array. By default layers."""
     checksum: str = ""
     """SHA-256 of that file, found when it is first read: a run is not continued with another file under its name."""
     spacing: float = 40.0
     """Metres between two cells of the model, or of the file. 40 m are nine cells to the shortest main wavelength."""
     window: tuple[int, int, int, int] | None = None
-    """Top, left, height and width of what is taken of the file, in its cells. None: its middle, from the surface."""
+    """Top, left, height and width of what is taken of the file, in its cells. By default the middle, from the top."""
     coarsen: int = 1
     """Take every n-th cell of the window in both directions."""
     bounds: tuple[float, float] = (1000.0, 4000.0)

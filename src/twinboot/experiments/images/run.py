@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ... import metrics
 from ..._core import seeds
 from ..._core.batches import usable
 from ..._core.extras import how_to_install
@@ -82,6 +81,8 @@ def _say_if_clothes_are_left_out(directory: str | None) -> None:
 def _require(config: Config) -> None:
     """Refuse, before anything is trained, what cannot run."""
     preset = PRESETS[config.preset]
+    if not find_spec("torchmetrics"):
+        raise UnavailableError(f"images need torchmetrics: {how_to_install('metrics')}")
     if preset.dataset != "digits" and config.data is None:
         raise UnavailableError(
             f"the preset {config.preset} needs files of {preset.dataset}: give --data DIRECTORY with "
@@ -178,6 +179,8 @@ def _scored(
     config: Config, trained: Trained, task: Task, test_x: Tensor, test_y: Tensor, strange: Tensor | None
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The scores and the reliability diagram of each row."""
+    from ... import metrics  # torchmetrics takes two seconds to import, which `twinboot --help` can do without
+
     rows, bins = [], []
     shown = trained.trained_on[: min(GAP, config.test or GAP)]
     unseen = trained.unseen[: config.test] if trained.unseen is not None else None
