@@ -316,12 +316,14 @@ def test_page_names_the_runs_that_were_quick(page: Path, tmp_path: Path) -> None
     plots.save(lambda: toy.figure(run.config, run.tables), tmp_path / "quick" / "first")
     write_report([run], tmp_path / "quick")
     text = (tmp_path / "quick/report.html").read_text()
-    assert "Do not quote the verdicts of: A toy &lt;experiment&gt; &amp; more." in text
+    assert '<p class="note">Made with --quick, from few seeds. Do not quote any verdict of this report.</p>' in text
     assert text.index("Do not quote") < text.index("Claims of the paper")  # read before what it is about
     docs = write_page([run], tmp_path / "docs" / "toys.md", tmp_path / "docs" / "figures")
     for place, title in ((tmp_path / "quick/report.md", TITLE), (docs, TOY)):
-        said = "> Made with `--quick`, from few seeds. Do not quote the verdicts of: A toy"
+        said = "> Made with --quick, from few seeds. Do not quote any verdict of this report.\n"
         assert place.read_text().startswith(f"# {title}\n\n{said}")
+    mixed = write_page([run, load(tmp_path / "first", {"first": toy})], docs, tmp_path / "docs" / "figures")
+    assert "Do not quote the verdicts of: A toy &lt;experiment&gt; &amp; more.\n" in mixed.read_text()
 
 
 def test_both_kinds_of_page_name_the_runs_that_are_not_finished(page: Path, tmp_path: Path) -> None:

@@ -96,6 +96,20 @@ def test_each_seed_has_a_dot_of_its_own_and_curves_say_of_which_images() -> None
     assert "mean of the twins, out-of-bag images" in said
 
 
+def test_one_seed_has_no_bar_on_its_dot_and_one_epoch_no_panel_over_the_epochs() -> None:
+    def bars(tables: dict[str, pd.DataFrame]) -> int:
+        axes = images.figure(SMALL, tables).subfigs[-1].axes[1]
+        return sum(line.get_marker() == "None" and len(line.get_xdata()) == 2 for line in axes.lines)
+
+    tables = dict(small().tables)
+    assert bars(tables) > 0
+    assert bars(tables | {"rows": tables["rows"][tables["rows"]["seed"] == 0]}) == 0
+    for name in ("curves", "sigma"):
+        tables[name] = tables[name][tables[name]["epoch"] == 1]
+    drawn = images.figure(SMALL, tables)
+    assert [len(part.axes) for part in drawn.subfigs] == [3, 1, 3]
+
+
 def test_the_figure_says_what_draws_are_and_needs_no_sigma() -> None:
     def names(tables: dict[str, pd.DataFrame]) -> list[str]:
         return [label.get_text() for label in images.figure(SMALL, tables).subfigs[-1].axes[0].get_yticklabels()]
@@ -306,12 +320,18 @@ def test_presets_and_overrides() -> None:
     assert parts(SMALL)[-1].name == "cost"
 
 
+def test_without_torchmetrics_nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twinboot.experiments.images.run.find_spec", lambda name: name != "torchmetrics")
+    with pytest.raises(UnavailableError, match="images need torchmetrics: pip install"):
+        parts(Config())
+
+
 def test_ivon_that_is_not_installed_is_left_out_with_a_line_and_a_note(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     preset = dataclasses.replace(PRESETS["digits"], methods=("hold-out", "ivon", "twins", "twins-draws"))
     monkeypatch.setitem(PRESETS, "digits", preset)
-    monkeypatch.setattr("twinboot.experiments.images.run.find_spec", lambda name: None)
+    monkeypatch.setattr("twinboot.experiments.images.run.find_spec", lambda name: name != "ivon")
     for _ in range(2):  # the command line asks for the parts twice
         assert not any("ivon" in part.name for part in parts(Config()))
     assert capsys.readouterr().err == (

@@ -148,7 +148,8 @@ def test_settings_change_a_recipe_and_its_row() -> None:
     ("settings", "said"),
     [
         ("nois=2", "twins have no setting 'nois': use one of mode, resample, .*, longer, such as noise=2"),
-        ("", "twins have no setting ''"),
+        ("", "'' has no value: write NAME=VALUE for each setting, such as noise=2"),
+        ("noise,2", "'noise' has no value: write NAME=VALUE for each setting, such as noise=2"),
         ("noise", "noise must be a number, not ''"),
         ("noise=two", "noise must be a number, not 'two'"),
         ("noise=nan", "noise must be from 0 to 100, not nan"),

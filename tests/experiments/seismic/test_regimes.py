@@ -137,7 +137,7 @@ def test_numbers_count_the_tasks_and_give_each_ones_errors() -> None:
     assert counts[columns].to_numpy().tolist() == [[4, 2, 1, 1], [4, 0, 4, 0], [4, 0, 4, 0]]
     assert list(errors[list(AXES)].itertuples(index=False, name=None)) == TASKS
     assert errors["sample, end"].astype(float).tolist() == pytest.approx([0.5, 0.5, 1.5, 1.0], abs=0.03)
-    assert errors["single, end"].astype(float).tolist() == pytest.approx([1.0] * 4, abs=0.03)
+    assert errors["Adam, end"].astype(float).tolist() == pytest.approx([1.0] * 4, abs=0.03)
     assert len(errors.columns) == len(AXES) + 2 + 6
 
 

@@ -141,13 +141,13 @@ def test_maps_on_one_scale_share_a_bar_and_no_legend_lies_on_the_dots(run: Run) 
     assert errors.get_legend() is None
     [legend] = below.legends
     said = [text.get_text() for text in legend.get_texts()]
-    assert (said[0], said[-1]) == ("plain Adam, each seed", "mean over the seeds")
+    assert (said[0], said[-1]) == ("Adam, each seed", "mean over the seeds")
 
 
 def test_the_figure_says_who_the_standard_is_and_what_u_is(run: Run) -> None:
     errors = seismic.figure(TINY, run.tables).subfigs[1].axes[0]
     names = [label.get_text() for label in errors.get_yticklabels()]
-    assert names[:2] == ["plain Adam, to the end", "plain Adam, stopped by a hold-out"]
+    assert names[:2] == ["Adam, to the end", "Adam, stopped by a hold-out"]
     assert names[-1] == "Tikhonov, smooth response u, weight by a hold-out"
     assert names[2:-2] == list(ROWS)[2:]
 

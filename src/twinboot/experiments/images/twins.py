@@ -103,6 +103,8 @@ def recipe_of(method: str) -> tuple[str, Recipe]:
     if not colon:
         return row, recipe
     settings = [change.partition("=") for change in changes.split(",")]
+    if bare := [name for name, equals, _ in settings if not equals]:
+        raise ValueError(f"{bare[0]!r} has no value: write NAME=VALUE for each setting, such as noise=2.")
     names = [name for name, _, _ in settings]
     known = [setting.name for setting in fields(Recipe)]
     if unknown := [name for name in names if name not in known]:

@@ -1,4 +1,4 @@
-"""Many problems of the seismic task solved at once, by twins or by a single field each, and how good the results are.
+"""Many problems of the seismic task solved at once, by twins or by Adam alone, and how good the results are.
 
 The loss of a field is quadratic in the response u = f(v). A step over all M measurements therefore needs one product
 with K' W K, [cells, cells], instead of two with K, [M, cells]: the steps of `invert` in less time. All problems are one

@@ -51,7 +51,7 @@ class Problem:
     test_kernels: Tensor
     test_observed: Tensor
     bootstrap: Bootstrap
-    held_out: Tensor  # the measurements that a single field sets aside for early stopping
+    held_out: Tensor  # the measurements that Adam without twins sets aside for early stopping
 
 
 def respond(response: Response, x: Tensor) -> Tensor:

@@ -135,14 +135,14 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
 
 
 def _strays(runs: pd.DataFrame, limit: float) -> str:
-    """A note on runs whose twins are nearest to one well but still too far apart to be down in it."""
+    """A note on runs whose twins are nearest to the same well but still too far apart to have reached it."""
     strays = runs[(runs["well_1"] == runs["well_2"]) & (runs["well_1"] != "neither") & (runs["sigma"] > limit)]
     told = "; ".join(
         f"{MODES[mode]}: sigma {', '.join(own.sort_values().map('{:.2f}'.format))}"
         for mode in MODES
         if len(own := strays[strays["reset"] == mode]["sigma"])
     )
-    note = "; with runs whose twins are nearest to one well but not down in it, which raise the rms"
+    note = "; the rms includes runs whose twins are still on their way into the same well"
     return f"{note} ({told})" if told else ""
 
 
