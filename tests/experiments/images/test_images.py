@@ -18,7 +18,7 @@ from twinboot.experiments.images import run as images_run
 from twinboot.experiments.images.config import PRESETS
 from twinboot.experiments.images.methods import METHODS
 from twinboot.experiments.images.run import TURNS, chosen, parts, ratios
-from twinboot.experiments.images.single import Task, Trained
+from twinboot.experiments.images.single import Problem, Trained
 from twinboot.experiments.images.twins import Recipe
 from twinboot.experiments.images.verdicts import BASE, DRAWS, OURS, OURS_BOTH
 from twinboot.experiments.report import help_of
@@ -200,8 +200,8 @@ def test_doubt_about_strange_images_is_ranked_above_that_about_others(doubt: str
         return doubted * unsure + (1 - doubted) * sure
 
     trained = Trained({"row": predict}, torch.arange(20), pd.DataFrame())
-    task = Task(usual, torch.arange(20) % 2, torch.nn.Identity, epochs=1, batch=1, lr=0.1, samples=2, seed=0)
-    rows, _ = images_run._scored(Config(), trained, task, usual, task.y, strange)
+    problem = Problem(usual, torch.arange(20) % 2, torch.nn.Identity, epochs=1, batch=1, lr=0.1, samples=2, seed=0)
+    rows, _ = images_run._scored(Config(), trained, problem, usual, problem.y, strange)
     assert rows["ood_auroc"].item() == expected
 
 
@@ -399,11 +399,11 @@ def test_spare_images_are_of_the_training_files_and_nothing_trains_on_them(
     monkeypatch.setattr(images_run, "_images", lambda name, directory: data)
     for number in (0, 1):
         config = Config(preset="cifar10-5k", spare=True, data="somewhere")
-        task, moments = images_run._task(config, number)
+        problem, moments = images_run._problem(config, number)
         judges, labels = images_run._test_images(config, number)
         both = [
             {tuple(row) for row in part.flatten(1).tolist()}
-            for part in (task.x, datasets.standardised(judges, moments))
+            for part in (problem.x, datasets.standardised(judges, moments))
         ]
         assert [len(part) for part in both] == [5000, 1200]
         assert not both[0] & both[1]
@@ -417,13 +417,13 @@ def test_spare_images_are_of_the_training_files_and_nothing_trains_on_them(
         return torch.full((len(x), 10), 0.1)
 
     stub = Trained({"row": predict}, torch.arange(100), pd.DataFrame({"seconds": [1.0]}))
-    method = dataclasses.replace(METHODS["twins"], train=lambda task, scratch, tick: stub)
+    method = dataclasses.replace(METHODS["twins"], train=lambda problem, scratch, tick: stub)
     monkeypatch.setitem(METHODS, "twins", method)
     monkeypatch.setattr(images_run, "_strange", lambda config, moments: None)
     for number in (0, 1):
         images_run._run(config, "twins", number, lambda: None, tmp_path)
         expected = datasets.standardised(
-            images_run._test_images(config, number)[0], images_run._task(config, number)[1]
+            images_run._test_images(config, number)[0], images_run._problem(config, number)[1]
         )
         assert any(torch.equal(x, expected) for x in judged)
         judged.clear()

@@ -13,7 +13,7 @@ from twinboot.experiments.registry import EXPERIMENTS
 from twinboot.experiments.runner.experiment import Part, Tick
 from twinboot.experiments.runner.store import Run, carry_out
 from twinboot.experiments.seismic import regimes
-from twinboot.experiments.seismic.kernels import Task, problem
+from twinboot.experiments.seismic.kernels import Setting, problem
 from twinboot.experiments.seismic.regimes import AXES, COMPARISONS, END, OURS, PAPER, STOPPED
 
 TINY = regimes.Config(rows=(64, 80), noise=(0.3,), beta=(1.0,), width=(1.0,), spread=(0.7, 1.0), seeds=2, steps=3)
@@ -170,7 +170,7 @@ def test_a_row_is_labelled_with_the_task_it_is_of(run: Run) -> None:
     the field that is zero, which depends on the task."""
     runs = run.tables["runs"]
     for row in runs[(runs["run"] == "standard") & (runs["state"] == "last")].itertuples():
-        made = problem(Task(row.rows, row.noise, row.beta, row.width, row.spread), row.seed)
+        made = problem(Setting(row.rows, row.noise, row.beta, row.width, row.spread), row.seed)
         assert row.error == pytest.approx(made.truth.square().mean().item(), rel=0.03)
         assert row.train == pytest.approx(made.observed.square().mean().item(), rel=0.03)
 

@@ -18,7 +18,7 @@ from twinboot.experiments.runner.experiment import Part, Tick
 from twinboot.experiments.runner.store import Run, carry_out
 from twinboot.experiments.seismic import PENALTIES, ROWS, SHOWN
 from twinboot.experiments.seismic.descent import LEVELS, METHODS, Schedule
-from twinboot.experiments.seismic.kernels import SIDE, Problem, Task, problem, respond
+from twinboot.experiments.seismic.kernels import SIDE, Problem, Setting, problem, respond
 from twinboot.inverse.operators import Forward
 
 TINY = seismic.Config(rows=64, seeds=2, steps=3, turns=2)
@@ -266,7 +266,7 @@ def test_another_seed_of_the_run_shares_no_problem_with_it() -> None:
 
 @pytest.fixture(scope="module")
 def small() -> Problem:
-    return problem(Task(64, 0.3, 2.0, 1.0, 1.0), 0)
+    return problem(Setting(64, 0.3, 2.0, 1.0, 1.0), 0)
 
 
 def test_the_operator_is_that_of_the_problem(small: Problem) -> None:

@@ -37,7 +37,7 @@ CAPTION = (
 )
 SHOWN = "centered"  # the default of `invert`
 FEW = 3  # runs, below which a standard error says little
-SCALE = 1000.0  # m/s for a step of 1 in the field, which is what Adam's learning rate is made for
+UNIT = 1000.0  # m/s for a step of 1 in the field, which is what Adam's learning rate is made for
 LEVEL = 0.9
 HOLD_OUT = math.exp(-2)  # of the shots: as many as neither of two twins draws
 METHODS = {
@@ -168,7 +168,7 @@ class Problem:
         self.observed = clean + level * torch.randn(clean.shape, generator=draw)
 
     def velocity(self, field: Tensor) -> Tensor:
-        return (self.start + SCALE * field).clamp(*self.config.bounds)
+        return (self.start + UNIT * field).clamp(*self.config.bounds)
 
     def forward(self) -> Records:
         return Records(self, torch.arange(self.config.shots))
@@ -205,7 +205,10 @@ class Result:
 
 
 def by_adam(problem: Problem, tick: Tick, hold_out: bool) -> Result:
-    """Adam on all shots to the end; or on most, stopped where the loss on the others was lowest."""
+    """Adam on all shots to the end; or on most, stopped where the loss on the others was lowest.
+
+    A loop of its own: `invert` needs two twins, and `seismic.descent` computes its slopes without an operator.
+    """
     config, observed, records = problem.config, problem.observed, problem.forward()
     held = max(1, round(HOLD_OUT * config.shots)) if hold_out else 0
     draw = torch.Generator().manual_seed(seeds.derive(problem.seed, "held out"))
@@ -213,11 +216,11 @@ def by_adam(problem: Problem, tick: Tick, hold_out: bool) -> Result:
     field = torch.zeros_like(problem.truth, requires_grad=True)
     optimizer = torch.optim.Adam([field], lr=config.lr)
     annealing = torch.optim.lr_scheduler.ExponentialLR(optimizer, config.decay)
-    unit = observed.square().mean()  # as in `invert`, so that Adam's eps means the same
+    power = observed.square().mean()  # as in `invert`, so that Adam's eps means the same
     result, lowest = Result(problem.start, 0, held), math.inf
     for step in range(1, config.steps + 1):
         optimizer.zero_grad()
-        ((records.rows(used)(field) - observed[used]).square().mean() / unit).backward()
+        ((records.rows(used)(field) - observed[used]).square().mean() / power).backward()
         optimizer.step()
         annealing.step()
         tick()
@@ -229,9 +232,7 @@ def by_adam(problem: Problem, tick: Tick, hold_out: bool) -> Result:
     return result
 
 
-def by_twins(
-    problem: Problem, tick: Tick, mode: Literal["mean", "centered"], prior: Literal["found"] | None = None
-) -> Result:
+def by_twins(problem: Problem, tick: Tick, mode: resets.Mode, prior: Literal["found"] | None = None) -> Result:
     config = problem.config
     found = invert(
         problem.forward(),
@@ -249,7 +250,7 @@ def by_twins(
         seed=problem.seed,
         progress=lambda step: tick(),
     )
-    sigma = SCALE * found.sigma
+    sigma = UNIT * found.sigma
     return Result(problem.velocity(found.field), found.best_step, len(found.bootstrap.unseen), sigma)
 
 

@@ -24,7 +24,7 @@ from .. import plots
 from ..intervals import change, interval, with_error, with_interval
 from ..runner.experiment import Part, Tables, Tick, Verdict, one_thread, require_at_least, require_positive, status
 from .descent import LEVELS, METHODS, Method, Schedule, State, covered_text, deciles, require_training, scores, train
-from .kernels import MIN_WIDTH, SIDE, Problem, Response, Task, problems, respond, size, slopes, tikhonov
+from .kernels import MIN_WIDTH, SIDE, Problem, Response, Setting, problems, respond, size, slopes, tikhonov
 
 TITLE = "Seismic inversion: a field, and where not to trust it"
 QUESTION = "Does Twin-Boot find a better field than Adam, and does its sigma show where the field is wrong?"
@@ -131,8 +131,8 @@ def parts(config: Config) -> list[Part]:
 
 def _problems(config: Config, response: Response) -> list[Problem]:
     c = config
-    task = Task(c.rows, c.noise, c.beta, c.width, c.spread, response, c.texture, c.contrast)
-    return problems(task, c.seed, c.seeds)
+    setting = Setting(c.rows, c.noise, c.beta, c.width, c.spread, response, c.texture, c.contrast)
+    return problems(setting, c.seed, c.seeds)
 
 
 def _schedule(config: Config, batch: int | None) -> Schedule:
@@ -188,8 +188,8 @@ def _cost(config: Config, rows: int, batch: int | None, tick: Tick) -> dict[str,
 
 
 def operator(problem: Problem) -> Dense:
-    task = problem.task
-    return Dense(problem.kernels, lambda field: respond(task.response, task.beta * field))
+    setting = problem.setting
+    return Dense(problem.kernels, lambda field: respond(setting.response, setting.beta * field))
 
 
 def cost(problem: Problem, schedule: Schedule, turns: int, tick: Tick = lambda: None) -> pd.DataFrame:

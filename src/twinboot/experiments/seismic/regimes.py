@@ -20,7 +20,7 @@ from matplotlib.patches import Patch
 from ..intervals import change
 from ..runner.experiment import Part, Status, Tables, Tick, Verdict, one_thread, refuse_repeated, status
 from .descent import METHODS, Schedule, require_training, scores, train
-from .kernels import MIN_WIDTH, Task, problems
+from .kernels import MIN_WIDTH, Setting, problems
 
 TITLE = "Seismic inversion: the map of regimes"
 QUESTION = (
@@ -102,12 +102,12 @@ def parts(config: Config) -> list[Part]:
 
 
 def _run(config: Config, run: str, rows: int, tick: Tick) -> dict[str, pd.DataFrame]:
-    tasks = [Task(rows, *rest) for rest in product(config.noise, config.beta, config.width, config.spread)]
-    given, method = [p for task in tasks for p in problems(task, config.seed, config.seeds)], METHODS[run]
+    settings = [Setting(rows, *rest) for rest in product(config.noise, config.beta, config.width, config.spread)]
+    given, method = [p for setting in settings for p in problems(setting, config.seed, config.seeds)], METHODS[run]
     with one_thread():
         states = train(given, method, Schedule(config.steps, config.lr, config.decay), config.seed, tick)
-    labels = {name: [getattr(p.task, name) for p in given] for name in AXES}
-    labels["seed"] = list(range(config.seeds)) * len(tasks)
+    labels = {name: [getattr(p.setting, name) for p in given] for name in AXES}
+    labels["seed"] = list(range(config.seeds)) * len(settings)
     frames = [scores(given, states[state], method).assign(**labels, state=state) for state in ("last", "clear")]
     return {"runs": pd.concat(frames, ignore_index=True).assign(run=run)}
 

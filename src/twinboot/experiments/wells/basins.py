@@ -20,7 +20,7 @@ from torch.func import vmap
 from .. import plots
 from ..intervals import formatted
 from ..runner.experiment import Part, Tables, Tick, Verdict, agrees, overall, status
-from .landscape import WELLS, Mode, Setting, Trained, exact_line, mean_landscape, require_start, rms, steps, train
+from .landscape import WELLS, Reset, Setting, Trained, exact_line, mean_landscape, require_start, rms, steps, train
 
 TITLE = "Two wells: one basin kept or lost"
 QUESTION = "Do resets keep the twins in one well, so that their distance is the uncertainty there and no more?"
@@ -30,7 +30,7 @@ CAPTION = (
     "data. Circles: sigma around the twins' mean, every 40 steps (thin) and at the end (thick). Squares: the end of "
     "each path."
 )
-MODES: dict[Mode, str] = {
+MODES: dict[Reset, str] = {
     "none": "no reset",
     "mean": "mean reset",
     "sample": "sampling reset",
@@ -218,7 +218,7 @@ def _landscape(config: Config) -> tuple[Tensor, Tensor, Tensor]:
     return x, y, height.view(len(x), len(y)).T
 
 
-def _draw(axes: Axes, config: Config, paths: pd.DataFrame, mode: Mode, height: tuple[Tensor, Tensor, Tensor]) -> None:
+def _draw(axes: Axes, config: Config, paths: pd.DataFrame, mode: Reset, height: tuple[Tensor, Tensor, Tensor]) -> None:
     axes.contour(*height, levels=12, colors=plots.ink(), linewidths=0.6, alpha=0.35, linestyles="solid")
     axes.plot(*WELLS.T, "+", color=plots.TRUTH, ms=11, mew=2, ls="none", label="the wells, $\\mu_1$ and $\\mu_2$")
     own = paths[paths["reset"] == mode]
