@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import toy
 
-from twinboot.experiments import cli, fwi, gaussian, images, plots, seismic
+from twinboot.experiments import cli, commands, fwi, gaussian, images, plots, seismic
 from twinboot.experiments.report import ORDER, TITLE, help_of, write_page, write_report
 from twinboot.experiments.runner.experiment import Verdict
 from twinboot.experiments.runner.store import carry_out, load
@@ -172,7 +172,7 @@ def test_the_report_of_the_real_experiments_in_a_browser(tmp_path: Path, monkeyp
             "return [...document.querySelectorAll('section')].map(s => [s.id, s.querySelectorAll('.numbers').length,"
             " s.querySelectorAll('.verdict').length, s.querySelectorAll('table.config tbody tr').length])"
         )
-        fields = {name: len(module.Config.__dataclass_fields__) for name, module in cli.EXPERIMENTS.items()}
+        fields = {name: len(module.Config.__dataclass_fields__) for name, module in commands.EXPERIMENTS.items()}
         expected = [["gaussian", 2, 4], ["basins", 1, 3], ["sweeps", 1, 5], ["images", 2, 6], ["seismic", 6, 4]]
         expected += [["regimes", 2, 2], ["estimates", 2, 2], ["fwi", 1, 2]]
         assert sections == [[*row, fields[str(row[0])]] for row in expected]
@@ -208,7 +208,7 @@ def test_words_of_the_page_are_there_as_markdown_too(page: Path) -> None:
 def test_a_page_of_the_docs_has_its_figures_beside_it(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "EXPERIMENTS", {"first": toy, "second": toy})
+    monkeypatch.setattr(commands, "EXPERIMENTS", {"first": toy, "second": toy})
     words = ["--title", "Of toys", "--about", "They are small.", "--prefix", "toy-"]
     docs = tmp_path / "docs"
     assert cli.main(["report", str(tmp_path), "--page", str(docs / "toys.md"), *words]) == 0
@@ -225,7 +225,7 @@ def test_a_page_of_the_docs_has_its_figures_beside_it(
 def test_a_folder_gets_a_page_for_each_run_and_keeps_its_other_pages(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "EXPERIMENTS", {"first": toy, "second": toy})
+    monkeypatch.setattr(commands, "EXPERIMENTS", {"first": toy, "second": toy})
     docs = tmp_path / "docs"
     assert cli.main(["report", str(tmp_path), "--page", f"{docs}/results/"]) == 0
     assert sorted(place.name for place in docs.rglob("*.*")) == ["first.md", "first.png", "second.md", "second.png"]

@@ -369,7 +369,7 @@ def test_the_help_names_the_methods_of_the_presets_and_the_settings_of_twins() -
         ({"methods": ()}, "methods must have at least one value"),
         ({"methods": ("twins:nois=2",)}, "twins have no setting 'nois': use one of mode"),
         ({"set": ("noise=-1",)}, "noise must be from 0 to 100, not -1.0"),
-        ({"set": ("noise",)}, "noise must be a number"),
+        ({"set": ("noise", "2")}, "'noise' has no value: write NAME=VALUE for each setting, such as noise=2"),
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"samples": 1}, "samples must be at least 2"),
         ({"test": 10}, "test must be at least 100"),

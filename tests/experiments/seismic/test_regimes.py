@@ -272,7 +272,7 @@ def test_the_best_is_the_best_of_what_is_clear() -> None:
 def test_what_wins_have_in_common_names_them_and_needs_two() -> None:
     one, two = ({"runs": map_runs({STOPPED: [0.2] * n})} for n in (1, 2))
     assert "All" not in regimes.verdicts(MAP, one)[1].evidence
-    expected = "All 2 that are clearly won against one that stops by a hold-out have rows 300 and noise 0.03 and beta 1"
+    expected = "All 2 that are clearly won against Adam stopped by a hold-out have rows 300 and noise 0.03 and beta 1"
     assert expected in regimes.verdicts(MAP, two)[1].evidence
 
 
