@@ -130,6 +130,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 def test_the_graph_is_read_right() -> None:
     assert "twinboot.groups" in GRAPH["twinboot.twins"]
-    assert "twinboot.experiments.report" in GRAPH["twinboot.experiments.cli"]  # inside a try block
+    assert "twinboot.experiments.report" in GRAPH["twinboot.experiments.commands"]
+    assert "twinboot.experiments.commands" in GRAPH["twinboot.experiments.cli"]  # inside a function and a try block
     assert "twinboot.groups" not in GRAPH["twinboot._core.copies"]  # for annotations alone
     assert "twinboot.resets" in GRAPH["twinboot"]
