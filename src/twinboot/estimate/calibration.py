@@ -88,11 +88,6 @@ def read(
     dataset: Dataset[Any], task: Task, batch_size: int, options: Mapping[str, Any]
 ) -> tuple[list[tuple[Any, ...]], Tensor]:
     """The inputs of a dataset in batches, and all targets."""
-    if task == "regression":
-        raise ValueError(
-            "calibrate needs a likelihood, and this estimate predicts values without their noise: train with the "
-            'loss "gaussian", or give the noise to interval().'
-        )
     scalar = getattr(dataset, "ndim", 1) == 0  # has both methods, which fail
     if scalar or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")):
         raise TypeError(f"dataset must be a torch dataset of inputs and targets, not {shown(dataset)}.")
@@ -105,7 +100,7 @@ def read(
         require_tensor("the targets of the dataset", batch[-1])
     targets = torch.cat([batch[-1] for batch in batches])
     if task == "classification" and (targets.ndim != 1 or targets.is_floating_point()):
-        raise TypeError('calibrate needs one integer label for each sample; for values, give task="gaussian".')
+        raise TypeError('calibration needs one integer label for each sample; for values, give task="gaussian".')
     if not targets.isfinite().all():
         raise ValueError("some targets are not finite: look for bad samples.")
     return [tuple(batch[:-1]) for batch in batches], targets
