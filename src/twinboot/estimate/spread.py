@@ -17,7 +17,7 @@ from torch import Tensor
 from .prediction import Task
 
 DRAWS = 16  # for a spread: its square is then known to 1 / sqrt(15) for one input, and far better for their mean
-WIDEST = 256.0  # scales from 1 / WIDEST to WIDEST are searched
+WIDEST = 64.0  # scales from 1 / WIDEST to WIDEST are searched
 PRECISION = 0.01  # of the logarithm of the scale
 
 
@@ -48,20 +48,18 @@ def match(spread: Callable[[float], float], target: float) -> float:
     >>> round(match(lambda scale: 4 * scale**2, 1.0), 2)
     0.5
     """
-    if not target > 0:
-        return 0.0
+    if not spread(1.0) > 0:
+        return 1.0  # sigma is 0
     low, high = math.log(1 / WIDEST), math.log(WIDEST)
+    if (least := spread(1 / WIDEST)) >= target:
+        return math.sqrt(max(target, 0.0) / least) / WIDEST  # so small a variance grows as the square of the scale
     if spread(WIDEST) <= target:
-        found = high
-    elif spread(1 / WIDEST) >= target:
-        found = low
-    else:
-        while high - low > PRECISION:
-            middle = (low + high) / 2
-            low, high = (middle, high) if spread(math.exp(middle)) < target else (low, middle)
-        return math.exp((low + high) / 2)
-    warnings.warn(
-        f"no weight noise spreads the predictions as much as the twins do: the scale was set to {math.exp(found):.3g}.",
-        stacklevel=2,
-    )
-    return math.exp(found)
+        warnings.warn(
+            f"no weight noise spreads the predictions as much as the twins do: the scale was set to {WIDEST:g}.",
+            stacklevel=2,
+        )
+        return WIDEST
+    while high - low > PRECISION:
+        middle = (low + high) / 2
+        low, high = (middle, high) if spread(math.exp(middle)) < target else (low, middle)
+    return math.exp((low + high) / 2)

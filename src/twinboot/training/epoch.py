@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -50,6 +51,7 @@ class Training:
         amp: torch.dtype | None = None,
         **options: Any,
     ) -> None:
+        self.named_loss, self.options = loss, options
         self.loss, self.classifies = losses.loss_function(loss), loss == "classification"
         self.task: Task | None = loss if isinstance(loss, str) else None
         self.twins = Twins(model, bootstrap.replicas if bootstrap else 2, protocol.groups, seed)
@@ -70,6 +72,21 @@ class Training:
                 "every sample is seen by some twin, so none is out-of-bag for validation: add data, or, to keep the "
                 "last epoch without validation, give a Bootstrap with cover=True."
             )
+
+    def around(self, model: nn.Module, seed: int) -> Training:
+        """The same training, without noise, of twins that start from another model."""
+        return Training(
+            model,
+            self.dataset,
+            self.named_loss,
+            protocol=replace(self.protocol, noise=0.0, pooled=0.0),
+            batch_size=self.batch_size,
+            bootstrap=self.bootstrap,
+            seed=seed,
+            device=self.device,
+            amp=self.amp,
+            **self.options,
+        )
 
     def epoch(
         self,

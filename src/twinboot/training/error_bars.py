@@ -20,7 +20,6 @@ spread, and after four by 1.0 to 1.1 (docs/results/truth.md).
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable
@@ -30,7 +29,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from .. import resets
 from .._core import fingerprints, ranks, seeds
 from .._core.checks import require_known, require_one_of, require_types, require_whole, shown
 from .._core.copies import replicate
@@ -47,9 +45,9 @@ from .checkpoints import Checkpoints
 from .epoch import Training
 from .logs import show_round
 from .protocol import FIT, Protocol, complete
+from .rounds import RESTART, Round
 
 Keep = Literal["members", "sigma"]
-LR = 0.005  # five times the default of `fit`
 
 
 def error_bars(
@@ -123,7 +121,7 @@ def error_bars(
     protocol = complete(Protocol(groups=groups, noise=0.0), FIT, "error_bars")
     seed = seeds.require_seed(seed)
 
-    def begin(number: int, before: Twins | None = None) -> _Round:
+    def begin(number: int, before: Twins | None = None) -> Round:
         own = seeds.derive(seed, "round", number)
         resample = Bootstrap(len(dataset), seed=own) if bootstrap is None else bootstrap(own)  # type: ignore[arg-type]
         run = Training(
@@ -140,7 +138,7 @@ def error_bars(
         )
         if before is not None:
             run.twins.load_state_dict(before.state_dict())
-        return _Round(run, optimizer, epochs)
+        return Round(run, optimizer, epochs, RESTART * 0.001)
 
     current, members = begin(1), list[dict[str, Tensor]]()
     description = {
@@ -184,39 +182,6 @@ def error_bars(
             left = (time.perf_counter() - began) / (done - before) * (rounds * epochs - done)
             show_round(number + 1, rounds, epoch + 1, epochs, train, left)
     return _estimate(model, current.run, members, keep)
-
-
-class _Round:
-    """The twins on new bootstrap samples, with a learning rate that falls to 0."""
-
-    def __init__(self, run: Training, optimizer: optimizers.Make | None, epochs: int) -> None:
-        self.run = run
-        parameters = [list(twin.parameters()) for twin in run.twins]
-        self.stepper = optimizers.make_optimizer(optimizer, parameters, LR)
-        self.rates = [float(group["lr"]) for group in self.stepper.param_groups]
-        self.schedule = falling(self.stepper, epochs * len(run.loader))
-        self.scaler = torch.amp.GradScaler(run.device.type, enabled=run.amp is torch.float16)
-
-    def epoch(self, number: int) -> float:
-        return self.run.epoch(number, self.stepper, self.scaler, resets.never(), self.schedule)
-
-    def _parts(self) -> dict[str, Any]:
-        parts = {"twins": self.run.twins, "optimizer": self.stepper, "loader": self.run.loader}
-        return {**parts, "schedule": self.schedule, "scaler": self.scaler}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {name: part.state_dict() for name, part in self._parts().items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, part in self._parts().items():
-            part.load_state_dict(state[name])
-
-
-def falling(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LambdaLR:
-    """A schedule of steps along which the learning rate falls to 0, as half a cosine."""
-    return torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: (1 + math.cos(math.pi * min(step / steps, 1.0))) / 2
-    )
 
 
 def _estimate(model: nn.Module, run: Training, members: list[dict[str, Tensor]], keep: Keep) -> Estimate:

@@ -7,6 +7,7 @@ for each epoch:
     its loss on the out-of-bag samples; the best state is kept            (selection.py)
     a reset if one is due
     a checkpoint                                                          (checkpoints.py)
+twins settle around the best state, for the size of the error bars        (rounds.py)
 the scores of the calibration samples, if some were set aside             (estimate/conformal.py)
 
 What makes up the method (groups, resets, noise, ...) is a `Protocol`     (protocol.py)
@@ -26,7 +27,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from .. import resets
 from .._core import fingerprints, ranks, seeds
-from .._core.checks import one_of, require_known, require_types, require_whole, shown
+from .._core.checks import one_of, require_known, require_number, require_types, require_whole, shown
 from .._core.ranks import is_sharded
 from .._core.states import pack, require_same, unpack
 from .._core.tensors import checksum
@@ -40,6 +41,7 @@ from .checkpoints import Checkpoints
 from .epoch import Training
 from .logs import open_log, show, show_finished
 from .protocol import FIT, Protocol, complete, refuse_settings
+from .rounds import settle
 from .selection import Average, Selection
 
 MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
@@ -76,6 +78,7 @@ def fit(
     epochs: int = 30,
     batch_size: int = 64,
     bootstrap: Bootstrap | None = None,
+    spread: float = 0.3,
     calibration: float = 0.0,
     seed: SupportsIndex = 0,
     device: str | int | torch.device | None = None,
@@ -110,6 +113,10 @@ def fit(
         bootstrap: which twin sees which sample, by default `Bootstrap(len(dataset), seed=seed)`. With `kind="split"`
             the twins divide the samples, and an epoch reads each sample once. With `cover=True` or `kind="bayesian"`
             the twins see every sample: there is no validation, and the last epoch is kept.
+        spread: after training, twins settle around the estimate for this share of `epochs`, with a learning rate that
+            starts at five times that of the optimizer and falls to 0. The estimate gets their sigma, and a `scale` with
+            which draws spread the predictions of out-of-bag samples as much as these twins do. The mean model does not
+            change. With 0, draws have the sigma of the training, which is mostly the optimizer's (docs/sigma.md).
         calibration: the share of the out-of-bag samples to set aside, such as 0.5, for `prediction.set()` or
             `prediction.conformal_interval()` with a guaranteed coverage. They do not choose the epoch. With a bootstrap
             of your own, give it to that: `Bootstrap(n, calibration=0.5)`. Needs a loss that is given by its name.
@@ -152,6 +159,7 @@ def fit(
     optimizers.require_function(optimizer)
     require_types(fit, locals())
     seed = seeds.require_seed(seed)
+    require_number("spread", spread)
     run = Training(
         model,
         dataset,
@@ -183,6 +191,7 @@ def fit(
         "noise": float(protocol.noise),
         "pooled": float(protocol.pooled),
         "average": str(float(protocol.average)),
+        "spread": float(spread),
         "calibration": checksum(reserved),
         "amp": str(amp),
         "optimizer": type(stepper).__name__,
@@ -213,6 +222,12 @@ def fit(
     if not ranks.agree(done):
         raise ValueError(f"the ranks do not find the same checkpoints: {checkpoint} must be one directory for all.")
     writes = ranks.rank_and_size()[0] == 0  # all ranks have the same to write
+
+    def save(epoch: int, **more: Any) -> None:
+        if saved and writes:
+            states = {name: part.state_dict() for name, part in parts.items()}
+            saved.save(epoch, {"description": pack(description), **states, **best.state_dict(), **more})
+
     with open_log(log if writes else None, best.history) as written:
         for epoch in range(done + 1, epochs + 1):
             if patience is not None and epoch - 1 - best.epoch >= patience:
@@ -228,15 +243,21 @@ def fit(
                 schedule.step(best.history["unseen"][-1])
             elif schedule:
                 schedule.step()
-            if saved and writes:
-                states = {name: part.state_dict() for name, part in parts.items()}
-                saved.save(epoch, {"description": pack(description), **states, **best.state_dict()})
+            save(epoch)
             written.add(best.last())
             if progress and writes:
                 show(best.history, epochs)
-    if progress and writes and done and done == len(best.history["epoch"]):
+    trained = len(best.history["epoch"])
+    if progress and writes and done and done == trained:
         show_finished(checkpoint, done, best.epoch)
     run.update_batchnorm(best.estimate)
+    if spread:
+        if state is not None and "settled" in state and done == trained:
+            best.estimate.partition.sigma.copy_(state["settled"]["sigma"])
+            best.estimate.scale = float(state["settled"]["scale"])
+        else:
+            settle(run, best.estimate, optimizer, max(1, round(spread * epochs)), lr=0.001)
+            save(trained, settled={"sigma": best.estimate.partition.sigma, "scale": best.estimate.scale})
     if len(reserved):
         run.conformalize(best.estimate, reserved)
     return Fit(best.estimate, best.history, best.epoch, run.bootstrap)
