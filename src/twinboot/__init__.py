@@ -10,6 +10,7 @@ from .groups import Blocks
 from .inverse.invert import Inversion, invert
 from .inverse.operators import Dense
 from .training.control import ControlledTwins
+from .training.error_bars import error_bars
 from .training.fit import Fit, fit
 from .training.protocol import Protocol
 from .twins import Twins, pool_gradients
@@ -29,6 +30,7 @@ __all__ = [
     "Prediction",
     "Protocol",
     "Twins",
+    "error_bars",
     "fit",
     "invert",
     "pool_gradients",

@@ -234,7 +234,7 @@ def test_the_mean_of_split_twins_varies_as_scale_times_sigma_says(replicas: int,
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sigma_of_a_bootstrap_is_that_of_the_mean_as_it_is(kind: Any) -> None:
-    assert Bootstrap(50, kind=kind).scale == 1
+    assert Bootstrap(50, kind=kind).scale == Bootstrap(50, kind=kind).parts == 1
 
 
 def test_same_seed_same_sample_and_replicas_and_seeds_differ() -> None:

@@ -519,8 +519,8 @@ def test_it_says_what_calibration_found() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"samples": 1}, "samples must be a whole number of at least 2, not 1; 0 is for the mean model alone"),
-        ({"samples": -2}, "samples must be a whole number of at least 2, not -2; 0 is"),
+        ({"samples": 1}, "samples must be 0, for the mean alone, or at least 2, for a spread, not 1"),
+        ({"samples": -2}, "samples must be 0, for the mean alone, or at least 2, for a spread, not -2"),
         ({"task": "ranking"}, 'unknown task \'ranking\': use "classification", "regression" or "gaussian"'),
         ({"task": ""}, "unknown task ''"),
         ({"task": "gaussian"}, r"gaussian needs a mean and a log-variance .* shape \(23, 3\)"),

@@ -452,7 +452,7 @@ def test_predict_averages_over_the_draws_of_the_estimate(tmp_path: Path) -> None
     mean = trainer.predict(data, samples=0)
     assert torch.allclose(mean.probs, estimate(inputs(data)).logits.softmax(1))
     assert trainer.predict(data, scale=0.0).std.max() < 1e-6
-    with pytest.raises(ValueError, match="samples must be a whole number of at least 2"):
+    with pytest.raises(ValueError, match="samples must be 0, for the mean alone, or at least 2"):
         trainer.predict(data, samples=1)
 
 

@@ -357,6 +357,9 @@ def sometimes_nan(v: Tensor) -> Tensor:
         ({"bootstrap": Bootstrap(50)}, ValueError, "resamples 50 measurements"),
         ({"bootstrap": Bootstrap(60, kind="bayesian")}, ValueError, "use stop=None"),
         ({"protocol": Protocol(groups=Blocks((3, 3)))}, ValueError, "2 dimensions"),
+        ({"mode": "mean"}, TypeError, r"^invert has no option 'mode': give protocol=Protocol\(mode='mean'\)\.$"),
+        ({"pooled": 0.5}, TypeError, r"^invert has no option 'pooled'\.$"),
+        ({"step": 5}, TypeError, r"^invert has no option 'step': did you mean 'steps'\?$"),
     ],
 )
 def test_bad_input_gets_one_sentence(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -462,7 +465,7 @@ def test_repr_is_one_line() -> None:
 @pytest.mark.parametrize("samples", [1, -1])
 def test_a_spread_needs_two_samples(samples: int) -> None:
     found = Inversion(torch.zeros(2), torch.ones(2), 1, {}, Bootstrap(2, seed=1))
-    with pytest.raises(ValueError, match="samples must be 0, for the field alone, or at least 2"):
+    with pytest.raises(ValueError, match="samples must be 0, for the mean alone, or at least 2"):
         found.predict(lambda v: v, samples)
 
 

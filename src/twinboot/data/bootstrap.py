@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .._core import seeds
-from .._core.checks import require_one_of, require_whole, shown
+from .._core.checks import is_whole, require_one_of, require_whole, shown
 
 Kind = Literal["multinomial", "poisson", "bayesian", "split"]
 KINDS = get_args(Kind)
@@ -75,13 +75,13 @@ class Bootstrap:
         block: int | None = None,
         cover: bool = False,
     ) -> None:
-        self.n = _checked_size(n)
+        self.n = _require_size(n)
         hint = "; the kind goes by name: kind='poisson'" if isinstance(replicas, str) else ""
         require_whole("replicas", replicas, 2, hint)
         require_one_of(KINDS, "kind", kind)
         if not isinstance(cover, (bool, np.bool_)):
             raise TypeError(f"cover must be True or False, not {shown(cover)}.")
-        self.replicas, self.seed, self.kind, self.cover = int(replicas), seeds.checked(seed), kind, bool(cover)
+        self.replicas, self.seed, self.kind, self.cover = int(replicas), seeds.require_seed(seed), kind, bool(cover)
         stratum = _codes("strata", strata, self.n)
         cluster = _codes("clusters", clusters, self.n)
         if strata is not None and kind == "poisson":
@@ -128,7 +128,12 @@ class Bootstrap:
         times it for two twins, the same with `cover=True`. Pass it to `Twins.estimate(scale=...)`; training noise and
         resets use the twins' own sigma.
         """
-        return 1 / math.sqrt(self.replicas) if self.kind == "split" else 1.0
+        return 1 / math.sqrt(self.parts)
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts the twins divide the data: 1 for bootstrap samples, each drawn from all data."""
+        return self.replicas if self.kind == "split" else 1
 
     def indices(self, replica: int) -> Tensor:
         """The sample of a twin: ascending indices, each as often as it was drawn."""
@@ -262,11 +267,11 @@ def _codes(argument: str, values: Any, n: int) -> NDArray[np.int64] | None:
 def _check_block(block: int, n: int, strata: object, clusters: object) -> None:
     if strata is not None or clusters is not None:
         raise ValueError("block cannot be combined with strata or clusters.")
-    if isinstance(block, bool) or not isinstance(block, int) or not 1 <= block < n:
+    if not is_whole(block) or not 1 <= block < n:
         raise ValueError(f"block must be a whole number from 1 to less than the {n} samples, not {shown(block)}.")
 
 
-def _checked_size(n: SupportsIndex) -> int:
+def _require_size(n: SupportsIndex) -> int:
     try:
         size = n.__index__()
     except (AttributeError, TypeError):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -118,10 +118,12 @@ def target_of(task: Task, targets: Tensor, outputs: Tensor) -> Target:
     return Values(like(targets, _precise(outputs[0]).chunk(2, -1)[0]), outputs)
 
 
-def minimize(outputs: Callable[[float], Tensor], target: Target) -> tuple[float, float, float]:
+def minimize(
+    outputs: Callable[[float], Tensor], target: Target, scales: Sequence[float] = SCALES
+) -> tuple[float, float, float]:
     """The best temperature and scale, and the NLL with both. `outputs(scale)` are those of the draws."""
     results = []
-    for scale in SCALES:
+    for scale in scales:
         drawn = outputs(scale)
         chosen = temperature(drawn, target)
         results.append((target.smoothed_nll(drawn, chosen), scale, chosen, target.nll(drawn, chosen)))
@@ -137,11 +139,11 @@ def temperature(outputs: Tensor, target: Target) -> float:
     lowest = losses.index(min(losses))
     low, high = grid[max(lowest - 1, 0)], grid[min(lowest + 1, len(grid) - 1)]
     for _ in range(20):  # to 10^-5 of the logarithm
-        step = GOLDEN * (high - low)
-        if target.smoothed_nll(outputs, math.exp(high - step)) < target.smoothed_nll(outputs, math.exp(low + step)):
-            high = low + step
+        length = GOLDEN * (high - low)
+        if target.smoothed_nll(outputs, math.exp(high - length)) < target.smoothed_nll(outputs, math.exp(low + length)):
+            high = low + length
         else:
-            low = high - step
+            low = high - length
     return math.exp((low + high) / 2)
 
 

@@ -15,7 +15,15 @@ from torch.utils.data import DataLoader, Dataset
 
 from .._core import seeds
 from .._core.batches import copied
-from .._core.checks import one_of, require_known, require_number, require_one_of, require_types, require_whole
+from .._core.checks import (
+    one_of,
+    require_known,
+    require_number,
+    require_one_of,
+    require_samples,
+    require_types,
+    require_whole,
+)
 from .._core.copies import Places, call, held, replicate, require_like
 from .._core.noise import normals
 from .._core.ranks import refuse_copy, whole
@@ -23,6 +31,7 @@ from .._core.tensors import mean, overwrite_, wide
 from ..groups import Partition, fixed_entries
 from . import calibration, files
 from .forward import Chunks, chunks_of, dropping, evaluating, first_tensor, run_model
+from .members import Members
 from .prediction import TASKS, Moments, Prediction, Task, combine
 from .statistics import averaged, norm_layers, refill_statistics
 
@@ -35,10 +44,11 @@ _DRAWS_AT_ONCE = 8
 class Estimate(nn.Module):
     """A trained model with the uncertainty of its weights: the mean of the twins, and one sigma per group of weights.
 
-    Calling an estimate calls the mean model. Get one from `fit`, `Twins.estimate()` or `Estimate.load()`.
+    Calling an estimate calls the mean model. Get one from `fit`, `error_bars`, `Twins.estimate()` or `Estimate.load()`.
 
     Attributes:
-        module: the mean model, a plain instance of your own class, for export.
+        module: the mean model, a plain instance of your own class, for export. From `error_bars`: the trained model.
+        members: trained models to predict with, instead of draws of the weights, or None (`error_bars`).
         sigma: the standard deviation of the weights, by group.
         task: what the model predicts: `"classification"`, `"regression"` or `"gaussian"`, as in `predict`. `fit` sets
             it if its loss is one of these names.
@@ -54,6 +64,7 @@ class Estimate(nn.Module):
         self.temperature = self.scale = 1.0
         self.dropout = False
         self.task: Task | None = None
+        self.members: Members | None = None
         self.eval()
 
     @classmethod
@@ -68,7 +79,7 @@ class Estimate(nn.Module):
             refuse_copy(copies[0])
             [module] = replicate(copies[0], own=partition.parameter_shapes)
         else:
-            [module] = replicate(model, share_frozen=False)
+            [module] = replicate(model, copy_frozen=True)
             require_like(module, copies[0])
             for here, t in zip(held(module).values(), held(copies[0]).values(), strict=True):
                 overwrite_(here, whole(t))
@@ -90,19 +101,24 @@ class Estimate(nn.Module):
         return self.partition.snapshot()
 
     def sample(self, seed: SupportsIndex = 0, scale: float | None = None) -> nn.Module:
-        """A model of your own class with weights drawn from N(mean, (scale * sigma)^2). `scale` defaults to the
-        estimate's own, as in `predict`."""
-        scale, seed = self._scale(scale), seeds.checked(seed)
+        """A model of your own class with weights drawn from N(mean, (scale * sigma)^2), or one of the members. `scale`
+        defaults to the estimate's own, as in `predict`."""
+        scale, seed = self._scale(scale), seeds.require_seed(seed)
         [module] = replicate(self.module, own=self.partition.parameter_shapes)
+        if self.members is None:
+            draw = self._draw(seeds.derive(seed, "sample"), scale)
+        else:
+            draw = self.members[seeds.derive(seed, "sample") % len(self.members)]
         with torch.no_grad():
-            for name, draw in self._draw(seeds.derive(seed, "sample"), scale).items():
-                module.get_parameter(name).copy_(draw)
+            own = held(module)
+            for name, value in draw.items():
+                own[name].copy_(value)
         return module
 
     def predict(
         self,
         x: Any,
-        samples: int = 32,
+        samples: int | None = None,
         task: Task | None = None,
         *,
         batch_size: int = 256,
@@ -110,33 +126,35 @@ class Estimate(nn.Module):
         seed: SupportsIndex = 0,
         vectorize: bool | None = None,
     ) -> Prediction:
-        """Predict with error bars, over draws of the weights.
+        """Predict with error bars, over draws of the weights or over the members.
 
         Dropout is off unless `estimate.dropout` is True. Then each draw of the weights also drops units, with new masks
         for each input, as MC dropout does. Only PyTorch's own dropout layers do so.
 
         Args:
             x: a tensor, or a tuple or mapping of tensors (the model's arguments), with the inputs along dimension 0.
-            samples: number of draws of the weights; 0 predicts with the mean model alone.
+            samples: number of draws of the weights, by default 32; 0 predicts with `module` alone. Of an estimate with
+                members, at most so many of them, by default all.
             task: `"classification"`: the model returns logits along dimension 1, and probabilities are averaged over
                 the draws. `"regression"`: it returns values. `"gaussian"`: it returns means, then as many
                 log-variances, along the last dimension. An object with an attribute `logits` may hold any of these.
                 Default: `estimate.task`.
             batch_size: inputs per forward pass. It bounds the memory used beyond that of the result.
-            scale: multiplies sigma. Default: `estimate.scale`, which is 1 unless `calibrate` changed it.
+            scale: multiplies sigma. Default: `estimate.scale`. Members have none.
             seed: the same seed gives the same draws. Dropout masks also depend on `batch_size`.
             vectorize: run several draws at once with `torch.func.vmap`, or one after another; results agree up to
                 rounding. Default: vectorize small models that vmap can run.
         """
         require_types(Estimate.predict, locals())
-        if samples:
-            require_whole("samples", samples, 2, "; 0 is for the mean model alone")
+        if samples is None:
+            samples = 32 if self.members is None else len(self.members)
+        require_samples(samples)
         require_whole("batch_size", batch_size, 1)
-        task, scale, seed = self._task(task), self._scale(scale), seeds.checked(seed)
+        task, scale, seed = self._task(task), self._scale(scale), seeds.require_seed(seed)
         require_number("temperature", self.temperature, positive=True)
         if samples and self.dropout is True and vectorize:
             raise ValueError("draws with dropout cannot be vectorized: leave vectorize out.")
-        if samples and scale and not self.partition.sigma.any():
+        if samples and scale and self.members is None and not self.partition.sigma.any():
             warnings.warn(
                 "sigma is 0 everywhere, so the draws have no weight noise: train with an optimizer of "
                 "twins.parameters(), and call twins.update() after each of its steps.",
@@ -144,7 +162,7 @@ class Estimate(nn.Module):
             )
         device = self.partition.sigma.device
         chunks = chunks_of(x, batch_size, device)
-        draws = [seeds.derive(seed, "predict", s) for s in range(samples)]
+        draws = self._draws(samples, seed)
         dropout = self.dropout if samples else False
         with torch.no_grad(), evaluating(self.module), dropping(self.module, dropout, device, seed) as module:
             if vectorize is None and draws and not dropout and self.partition.sizes.sum() <= _SMALL_MODEL:
@@ -168,7 +186,15 @@ class Estimate(nn.Module):
     def _scale(self, asked: float | None) -> float:
         scale = self.scale if asked is None else asked
         require_number("scale", scale)
+        if self.members is not None and scale != 1:
+            raise ValueError(f"this estimate predicts with members, which have no scale: leave out {scale!r}.")
         return scale
+
+    def _draws(self, samples: int, seed: int) -> list[int]:
+        """The seeds of draws, or the numbers of members."""
+        if self.members is not None:
+            return list(range(min(samples, len(self.members))))
+        return [seeds.derive(seed, "predict", s) for s in range(samples)]
 
     def _predict(
         self, module: nn.Module, chunks: Chunks, task: Task, draws: list[int], scale: float, vectorize: bool
@@ -185,15 +211,24 @@ class Estimate(nn.Module):
         return combine(moments)
 
     def _weights(self, draws: list[int], scale: float, stacked: int | None = None) -> Iterator[dict[str, Tensor]]:
-        """The weights of each draw, or of several draws at a time, stacked. Without draws, the mean weights."""
+        """The weights of each draw or member, or of several at a time, stacked. Without draws, the mean weights."""
         if not draws:
             yield {}
+        elif self.members is not None:
+            for start in range(0, len(draws), stacked or 1):
+                yield self.members[start if stacked is None else slice(start, start + stacked)]
         elif stacked is None:
             yield from (self._draw(seed, scale) for seed in draws)
         else:
             for start in range(0, len(draws), stacked):
                 stack = [self._draw(seed, scale) for seed in draws[start : start + stacked]]
                 yield {name: torch.stack([weights[name] for weights in stack]) for name in stack[0]}
+
+    def runs(self, samples: int, scale: float, seed: int) -> Iterator[Callable[[Any], Tensor]]:
+        """The model with the weights of each draw, as a function of its inputs."""
+        with evaluating(self.module):
+            for weights in self._weights(self._draws(samples, seed), scale):
+                yield partial(run_model, self.module, self.task or "regression", 1.0, weights)
 
     def _draw(self, seed: int, scale: float) -> dict[str, Tensor]:
         names = list(self.partition.parameter_shapes)
@@ -219,9 +254,9 @@ class Estimate(nn.Module):
         """Choose `temperature` and `scale` by the likelihood of hold-out data, and return the mean NLL with them.
 
         Works for `"classification"` and `"gaussian"`. `predict` uses both values from then on, and `save` stores them.
-        The scale is one of ten values from 0 to 4, each tried with a temperature of its own. Warns if 0, no weight
-        noise, is best. One pseudo-sample counts with the data, so that a few samples that are all predicted correctly
-        do not make the model far too confident.
+        The scale is one of ten values from 0 to 4, each tried with a temperature of its own; members have none. Warns
+        if 0, no weight noise, is best. One pseudo-sample counts with the data, so that a few samples that are all
+        predicted correctly do not make the model far too confident.
 
         Args:
             dataset: samples that no twin saw, `Subset(dataset, bootstrap.unseen)`. Training samples would make the
@@ -232,11 +267,11 @@ class Estimate(nn.Module):
         require_known(options, self.calibrate, DataLoader)
         require_types(Estimate.calibrate, locals())
         require_whole("samples", samples, 2)
-        task, seed, device = self._task(task), seeds.checked(seed), self.partition.sigma.device
+        task, seed, device = self._task(task), seeds.require_seed(seed), self.partition.sigma.device
         inputs, targets = calibration.read(dataset, task, batch_size, options)
 
         def outputs(scale: float) -> Tensor:
-            draws = [seeds.derive(seed, "predict", s) for s in range(samples)] if scale or self.dropout else []
+            draws = self._draws(samples, seed) if scale or self.dropout else []
             with dropping(self.module, self.dropout, device, seed) as module:  # the same masks for each scale
                 run = partial(run_model, module, task, 1.0)
                 drawn = self._weights(draws, scale)
@@ -249,7 +284,8 @@ class Estimate(nn.Module):
                 raise ValueError("the model gives outputs that are not finite for these samples: look for bad ones.")
             before = of_mean if task == "classification" else outputs(1.0)
             target = calibration.target_of(task, targets.to(device), before)
-            self.temperature, self.scale, loss = calibration.minimize(outputs, target)
+            scales = calibration.SCALES if self.members is None else (1.0,)
+            self.temperature, self.scale, loss = calibration.minimize(outputs, target, scales)
         if self.scale == 0:
             left = "have the spread of dropout alone" if self.dropout else "are now all the same and their spread is 0"
             warnings.warn(
@@ -284,20 +320,26 @@ class Estimate(nn.Module):
             own.load_state_dict(new.state_dict())
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the mean weights, sigma, the groups and how to predict to a safetensors file."""
+        """Write the mean weights, sigma, the groups, the members and how to predict to a safetensors file."""
         require_types(Estimate.save, locals())
         partition, settings = self.partition, {name: getattr(self, name) for name in files.SETTINGS}
-        files.write(path, self.module.state_dict(), partition.describe(), partition.labels(), partition.sigma, settings)
+        members = {} if self.members is None else self.members.stacks()
+        about = partition.describe(), partition.labels(), partition.sigma
+        files.write(path, self.module.state_dict(), *about, settings, members=members)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: nn.Module) -> Estimate:
         """Read an estimate that `save` wrote. `model` is any instance of the trained class; it is copied."""
         require_types(Estimate.load, {"path": path, "model": model})
-        state, description, labels, sigma, settings = files.read(path)
-        [module] = replicate(model, share_frozen=False)
+        state, description, labels, sigma, settings, members = files.read(path)
+        [module] = replicate(model, copy_frozen=True)
         files.load_state(module, state, path)
         partition = Partition.restore(description, labels, sigma, fixed_entries(module))
         estimate = cls(module, partition.to(next(module.parameters()).device))
         for name in files.SETTINGS:
             setattr(estimate, name, settings.get(name, getattr(estimate, name)))
+        if members:
+            estimate.members = Members(members)
+            estimate.members.require_fit(module)
+            estimate.members.to(partition.sigma.device)
         return estimate

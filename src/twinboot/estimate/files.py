@@ -1,8 +1,8 @@
 """One estimate in one safetensors file: no pickle, written whole or not at all.
 
 The header has the format, its version, the groups and a digest of header and tensors: a damaged file is refused. The
-tensors are `module.<key>` for each entry of the mean model's state dict, `sigma`, and `labels.<parameter>` where the
-entries of a parameter have several sigmas.
+tensors are `module.<key>` for each entry of the mean model's state dict, `sigma`, `labels.<parameter>` where the
+entries of a parameter have several sigmas, and `members.<name>` for what members have of their own, [members, ...].
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ def write(
     labels: Mapping[str, Tensor],
     sigma: Tensor,
     settings: Mapping[str, Any],
+    *,
+    members: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write a module's state dict and what belongs to it. A kill at any moment leaves the old file or the new one."""
     path = Path(path)
@@ -49,6 +51,7 @@ def write(
     tensors = {f"module.{k}": v.detach().cpu().contiguous().clone() for k, v in state.items() if k not in aliases}
     tensors["sigma"] = sigma.cpu().clone()
     tensors |= {f"labels.{name}": t.cpu().clone() for name, t in labels.items()}
+    tensors |= {f"members.{name}": t.cpu().contiguous().clone() for name, t in (members or {}).items()}
     header = {
         "format": FORMAT,
         "version": str(VERSION),
@@ -67,8 +70,8 @@ def write(
 
 def read(
     path: str | os.PathLike[str],
-) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Tensor], Tensor, dict[str, Any]]:
-    """What `write` stored: the state dict, the groups with their labels, sigma and the settings."""
+) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Tensor], Tensor, dict[str, Any], dict[str, Tensor]]:
+    """What `write` stored: the state dict, the groups with their labels, sigma, the settings and the members."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no estimate at {os.fspath(path)!r}.")
     try:
@@ -90,15 +93,15 @@ def read(
     try:  # a matching digest does not mean that twinboot wrote the file
         aliases, partition, settings = (json.loads(header[key]) for key in ("aliases", "partition", "calibration"))
         sigma = tensors["sigma"]
-        state, labels = (
+        state, labels, members = (
             {key.removeprefix(prefix): t for key, t in tensors.items() if key.startswith(prefix)}
-            for prefix in ("module.", "labels.")
+            for prefix in ("module.", "labels.", "members.")
         )
         state |= {alias: state[key] for alias, key in aliases.items()}
         _require_valid(partition, labels, sigma, settings)
     except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise _damaged(path, one_line(error)) from None
-    return state, partition, labels, sigma, settings
+    return state, partition, labels, sigma, settings, members
 
 
 def _damaged(path: str | os.PathLike[str], why: str) -> ValueError:

@@ -13,22 +13,24 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from .. import resets
 from .._core import seeds
-from .._core.checks import require_tensor, require_types, require_whole
+from .._core.checks import require_known, require_samples, require_tensor, require_types, require_whole
 from ..data.bootstrap import Bootstrap
 from ..estimate.prediction import Moments, Prediction, combine, half_width
 from ..training import optimizers
-from ..training.protocol import INVERT, Protocol, blocks_of_three, complete
+from ..training.protocol import INVERT, Protocol, blocks_of_three, complete, refuse_settings
 from ..twins import Twins
 from . import priors
 from .measurements import Measurements, see
 from .operators import Forward
+
+NOT_USED = ("pooled", "resample", "average")  # settings of a protocol: there are no networks, loaders or epochs
 
 
 def invert(
@@ -49,6 +51,7 @@ def invert(
     bootstrap: Bootstrap | None = None,
     seed: int = 0,
     progress: Callable[[int], object] = lambda step: None,
+    **unknown: Any,
 ) -> Inversion:
     """Find the field behind measurements, and how uncertain each part of it is.
 
@@ -86,9 +89,11 @@ def invert(
     >>> bool((result.field - 1).abs().max() < 0.1)
     True
     """
+    refuse_settings(unknown, "invert", NOT_USED)
+    require_known(unknown, invert)
     prior = priors.as_prior(prior)
     optimizers.require_function(optimizer)
-    protocol = complete(protocol, INVERT, "invert", without=("pooled", "resample", "average"))
+    protocol = complete(protocol, INVERT, "invert", without=NOT_USED)
     require_types(invert, locals())
     if stop not in ("unseen", None):
         raise ValueError(f'stop must be "unseen" or None, not {stop!r}.')
@@ -177,8 +182,7 @@ class Inversion:
         """What an operator would measure: mean and spread over fields from N(field, sigma^2), or with `samples=0` of
         the field alone."""
         require_types(Inversion.predict, locals())
-        if samples < 0 or samples == 1:
-            raise ValueError(f"samples must be 0, for the field alone, or at least 2, for a spread, not {samples!r}.")
+        require_samples(samples)
         moments = Moments("regression")
         for field in self.sample(samples) if samples else [self.field.clone()]:
             with torch.enable_grad():  # an operator may differentiate by itself
@@ -204,13 +208,13 @@ class _EarlyStopping:
             raise FloatingPointError(f"forward gives values that are not finite for the twins' mean at step {step}.")
         [sigma] = self.twins.partition.expand([field])
         sigma = sigma.to(field).expand_as(field).clone()
-        unit = self.data.scale**2  # of the losses
+        unit = self.data.unit**2  # of the losses
         values = (step, unit * train, unit * unseen, sigma.square().mean().sqrt().item())
         for name, value in zip(self.history, values, strict=True):
             self.history[name].append(value)
         if self.stop is None or self.losses is None or _clearly_lower(losses, self.losses):
             self.losses, self.step, self.field, self.sigma = losses, step, field, sigma
-            self.noise = self.data.scale * math.sqrt(unseen if len(losses) else train)
+            self.noise = self.data.unit * math.sqrt(unseen if len(losses) else train)
 
 
 def _clearly_lower(new: Tensor, old: Tensor) -> bool:

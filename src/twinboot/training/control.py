@@ -80,7 +80,7 @@ class ControlledTwins(Twins):
         store: _CopiesAndControl = self._store  # type: ignore[assignment]
         twins = variance(self.partition, self.replicas, store.parts(0, 0))
         control = variance(self.partition, 2, store.first_and_control())
-        of_twins, of_control = (self.partition.named(found * self.partition.sizes) for found in (twins, control))
+        of_twins, of_control = (self.partition.by_group(found * self.partition.sizes) for found in (twins, control))
         return {name: _share(of_twins[name].sum().item(), of_control[name].sum().item()) for name in of_twins}
 
 

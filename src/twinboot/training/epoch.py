@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,13 +12,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .._core import ranks
-from .._core.batches import check_is_due, moved, usable
+from .._core.batches import finite_check_is_due, moved, usable
+from .._core.copies import call
 from .._core.seeds import alone, own_randomness
 from ..data.bootstrap import Bootstrap
 from ..data.loader import PairedLoader
+from ..estimate import spread
 from ..estimate.estimate import Estimate
 from ..estimate.prediction import Task
-from ..estimate.statistics import norm_layers
 from ..resets import Schedule, is_due
 from ..twins import Twins, pool_gradients
 from . import losses
@@ -56,7 +59,7 @@ class Training:
         self.device = usable(first.device if device is None else device)
         self.twins.to(self.device)
         # Under torchrun PyTorch's own wrapper gives all ranks the mean of their gradients.
-        several = ranks.share()[1] > 1
+        several = ranks.rank_and_size()[1] > 1
         self.runners = [DistributedDataParallel(twin) if several else twin for twin in self.twins]
         self.dataset, self.seed, self.amp, self.batch_size = dataset, seed, amp, batch_size
         self.protocol = protocol
@@ -75,19 +78,21 @@ class Training:
     def epoch(
         self,
         epoch: int,
-        stepper: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer,
         scaler: torch.amp.GradScaler,
         due: Schedule,
+        each_step: torch.optim.lr_scheduler.LRScheduler | None = None,
     ) -> float:
         """Train for one epoch; returns the mean loss of the noisy twins. `due` counts steps. A reset that is due waits
-        for the next step, so that validation after the epoch sees the mean that was trained."""
+        for the next step, so that validation after the epoch sees the mean that was trained. `each_step` is a scheduler
+        that steps with the optimizer."""
         self.twins.train()
         total, number = torch.zeros((), device=self.device), 0
         before = (epoch - 1) * len(self.loader)
         for step, pair in enumerate(self.loader, start=1):
             if before + step > 1 and is_due(due, before + step - 1):
                 self.twins.reset(self.protocol.mode)
-            stepper.zero_grad()
+            optimizer.zero_grad()
             with (
                 own_randomness(self.device, self.seed, epoch, step, *ranks.own()),
                 self.twins.sampled(self.protocol.noise),
@@ -97,12 +102,14 @@ class Training:
                     scaler.scale(value).backward()
                     if place < self.twins.replicas:  # not of the control
                         total, number = total + value.detach(), number + 1
-            if check_is_due(self.device, step):
+            if finite_check_is_due(self.device, step):
                 self._require_finite(total, epoch, step)
             pool_gradients(self.twins, self.protocol.pooled)
             with alone():  # PyTorch goes through the hooks of all optimizers, of which `sampled` adds and removes one
-                scaler.step(stepper)
+                scaler.step(optimizer)
             scaler.update()
+            if each_step is not None:
+                each_step.step()
             try:
                 self.twins.update()
             except FloatingPointError:
@@ -153,10 +160,29 @@ class Training:
         values = self.loss(output, target)
         return values, (output.argmax(1) == target).flatten() if self.classifies else values
 
+    @torch.no_grad()
+    def matched_scale(self, estimate: Estimate) -> float:
+        """The scale with which the estimate's draws spread the predictions of out-of-bag samples as much as the twins
+        do (estimate/spread.py)."""
+        samples = self.bootstrap.unseen if self.validates else torch.arange(self.bootstrap.n)
+        order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(self.seed))  # data may be sorted
+        batches = self.validation.batches(samples[order[:ENOUGH]])
+
+        def values(run: Callable[[Any], Any]) -> Tensor:
+            with own_randomness(self.device, self.seed, "spread"):  # for a model with random layers
+                return torch.cat(
+                    [spread.values_of(run(tuple(self._moved(batch)[:-1])), self.task) for batch in batches]
+                )
+
+        def by_draws(scale: float) -> float:
+            return spread.variance([values(draw) for draw in estimate.runs(spread.DRAWS, scale, self.seed)])
+
+        self.twins.eval()
+        apart = spread.variance([values(partial(call, twin)) for twin in self.twins])
+        return spread.match(by_draws, apart * self.bootstrap.scale**2)
+
     def update_batchnorm(self, estimate: Estimate, at_most: int | None = None) -> None:
         """Compute the mean model's own BatchNorm statistics, from all training samples or from at most this many."""
-        if not norm_layers(estimate.module):
-            return  # without making batches
         with own_randomness(self.device, self.seed, "statistics"):
             # It changes nothing else that moves with a pass in training, as the vectors of spectral_norm do.
             estimate.update_batchnorm(self.validation.seen_batches(at_most), lambda batch: tuple(batch[:-1]))

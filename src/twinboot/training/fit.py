@@ -19,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -136,7 +135,7 @@ def fit(
     """
     for name, number in {"epochs": epochs, "batch_size": batch_size, "patience": patience}.items():
         if name != "patience" or number is not None:
-            require_whole(name, int(number) if isinstance(number, np.integer) else number, 1)
+            require_whole(name, number, 1)
     epochs, batch_size = int(epochs), int(batch_size)
     _check_options(options)
     if isinstance(model, nn.Module) and any(map(is_sharded, model.parameters())):
@@ -151,7 +150,7 @@ def fit(
         raise TypeError("scheduler must be a function that makes one, such as lambda optimizer: StepLR(optimizer, 10).")
     optimizers.require_function(optimizer)
     require_types(fit, locals())
-    seed = seeds.checked(seed)
+    seed = seeds.require_seed(seed)
     run = Training(
         model,
         dataset,
@@ -211,7 +210,7 @@ def fit(
     done = len(best.history["epoch"])
     if not ranks.agree(done):
         raise ValueError(f"the ranks do not find the same checkpoints: {checkpoint} must be one directory for all.")
-    writes = ranks.share()[0] == 0  # all ranks have the same to write
+    writes = ranks.rank_and_size()[0] == 0  # all ranks have the same to write
     with open_log(log if writes else None, best.history) as written:
         for epoch in range(done + 1, epochs + 1):
             if patience is not None and epoch - 1 - best.epoch >= patience:

@@ -38,6 +38,15 @@ def show(history: History, epochs: int) -> None:
     )
 
 
+def show_round(number: int, rounds: int, epoch: int, epochs: int, loss: float, left: float) -> None:
+    """Print one line about an epoch of `error_bars` to standard error."""
+    print(
+        f"round {number} of {rounds}, epoch {epoch} of {epochs}: loss {loss:.4g}, {_time(left)} left",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
 def show_finished(checkpoint: object, epochs: int, best: int) -> None:
     """Say on standard error that the run was already finished."""
     print(

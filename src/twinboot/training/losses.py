@@ -79,7 +79,7 @@ def _samples(target: object) -> int:
 
 
 def _one_each(loss: Loss) -> Loss:
-    def checked(output: Tensor, target: Tensor) -> Tensor:
+    def with_checks(output: Tensor, target: Tensor) -> Tensor:
         if not isinstance(output, Tensor):
             raise TypeError(f"the model must give a tensor, not {type(output).__name__}.")
         if output.dtype in (torch.float16, torch.bfloat16):  # as under autocast: squares would be coarse or infinite
@@ -96,4 +96,4 @@ def _one_each(loss: Loss) -> Loss:
             raise TypeError(f"the loss must give real floating-point values, not {values.dtype}.")
         return values
 
-    return checked
+    return with_checks
