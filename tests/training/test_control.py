@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from twinboot import Bootstrap, ControlledTwins, PairedLoader, Twins, pool_gradients
+from twinboot import Bootstrap, ControlledTwins, PairedLoader, Twins, error_bars, pool_gradients
 from twinboot.groups import KINDS
 from twinboot.resets import MODES
 
@@ -238,6 +238,11 @@ def test_a_share_of_noisy_weights_is_refused() -> None:
     twins = ControlledTwins(mlp())
     with twins.sampled(), pytest.raises(RuntimeError, match=r"data_share\(\) was called inside sampled"):
         twins.data_share()
+
+
+def test_error_bars_has_no_control() -> None:
+    with pytest.raises(TypeError, match="error_bars has no control: use fit"):
+        error_bars(mlp(), classes(), control=True)
 
 
 def test_too_few_replicas_get_a_sentence() -> None:
