@@ -464,6 +464,18 @@ def test_a_control_adds_columns_and_changes_nothing_else() -> None:
     assert all(len(shares) == 6 and max(shares) < 1 for shares in columns.values())
 
 
+def fit_with_and_without_control() -> dict[str, list[float]]:
+    plain, controlled = (fit(mlp(), blobs(), epochs=2, batch_size=16, control=c, **QUIET) for c in (False, True))
+    assert_same_bits(plain.estimate.state_dict(), controlled.estimate.state_dict())
+    return {name: values for name, values in controlled.history.items() if name.startswith("data_share/")}
+
+
+def test_ranks_have_one_control_and_the_twins_that_they_had() -> None:
+    first, second = together(fit_with_and_without_control)
+    assert first == second
+    assert list(first) == ["data_share/0", "data_share/2"]
+
+
 def test_a_run_with_a_control_goes_on_bit_for_bit(tmp_path: Path) -> None:
     scheduled(checkpoint=tmp_path, epochs=3, control=True)
     resumed, whole = scheduled(checkpoint=tmp_path, control=True), scheduled(control=True)
