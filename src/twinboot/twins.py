@@ -219,6 +219,7 @@ class Twins(nn.Module):
         reshard(self)
         estimate = Estimate.of(self._store.models(), self.partition.scaled(scale), model)
         self._store.average_(estimate.module)
+        estimate.df_per_weight = self.replicas - 1
         return estimate
 
     def weights(self) -> dict[str, Tensor]:

@@ -186,6 +186,12 @@ def require_number(name: str, value: object, positive: bool = False) -> None:
         raise ValueError(f"{name} must be a finite number {least} 0, not {shown(value)}.")
 
 
+def require_level(level: object) -> None:
+    """Refuse what is not the probability of an interval."""
+    if not is_number(level) or not 0 < level < 1:  # type: ignore[operator]
+        raise ValueError(f"level must lie between 0 and 1, such as 0.9, not {shown(level)}.")
+
+
 def require_tensor(name: str, value: object) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, not {type(value).__name__}.")

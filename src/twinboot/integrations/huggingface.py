@@ -57,7 +57,8 @@ __all__ = ["TwinTrainer", "load"]
 NOT_USED = ("resample", "average")  # settings of a protocol: `training/protocol.py` says why
 SIGMA = "sigma.safetensors"
 MULTI_LABEL = "multi_label_classification"
-DEFAULTS = {"temperature": 1.0, "scale": 1.0, "dropout": False, "task": None}  # the settings of an Estimate
+# The settings of an Estimate.
+DEFAULTS = {"temperature": 1.0, "scale": 1.0, "dropout": False, "task": None, "df_per_weight": None, "scores": None}
 SHARDED = "FSDP and DeepSpeed shard the weights, but twins need them whole: use torchrun with DDP."
 
 # The methods of Trainer that TwinTrainer replaces. Under another name, the Trainer would never call ours.
@@ -467,7 +468,7 @@ class TrainedModel:
             overwrite_(to, mean)
         if (config := getattr(model, "config", None)) is not None:  # a model sets it when it first sees labels
             config.problem_type = getattr(estimate.module.config, "problem_type", None)
-        return cls(model, estimate.partition)
+        return cls(model, estimate.partition, {**DEFAULTS, "df_per_weight": estimate.df_per_weight})
 
     @classmethod
     def read(cls, folder: str | os.PathLike[str], model: nn.Module) -> TrainedModel:

@@ -53,7 +53,6 @@ MAX_REPEATS = 10  # larger weights multiply the loss instead: each repetition co
 TOO_FAR = "X has values so far from the training data that the prediction is not a finite number."
 LARGE, BATCH, LARGE_BATCH = 2000, 32, 256  # rows of a large table; batch sizes for small and large tables
 ENOUGH = 50  # out-of-bag rows to calibrate a classifier: with fewer, the temperature is too uncertain
-MIN_NOISE = 0.05  # least share of the squared errors that counts as noise, where the draws vary more than that
 
 
 class _TwinBoot(BaseEstimator):  # type: ignore[misc]
@@ -342,10 +341,9 @@ class TwinBootRegressor(RegressorMixin, _TwinBoot):  # type: ignore[misc]
         stop, calibration = split.stopping.numpy(), split.calibration.numpy()
         mean, spread = self._mean_and_spread(rows.x[stop])
         unit = power_of_two(np.r_[rows.y[stop], mean, spread, self.target_spread_])  # squares must not overflow
-        errors = np.average((rows.y[stop] / unit - mean / unit) ** 2, weights=rows.weight[stop])
-        variance = max(errors - np.average((spread / unit) ** 2, weights=rows.weight[stop]), MIN_NOISE * errors)
+        noise = conformal.noise_variance(rows.y[stop] / unit - mean / unit, spread / unit, rows.weight[stop])
         least = 1e-6 * (self.target_spread_ / unit)  # above 0 even for a perfect fit
-        self.noise_ = float(unit * math.sqrt(max(variance, least**2)))
+        self.noise_ = float(unit * math.sqrt(max(noise, float(least**2))))
         mean, std = self._mean_and_std(rows.x[calibration])
         with np.errstate(over="ignore"):  # a score may be infinite; the difference of halves is finite
             self.scores_ = np.abs(rows.y[calibration] / 2 - mean / 2) / (std / 2)
@@ -375,7 +373,7 @@ class TwinBootRegressor(RegressorMixin, _TwinBoot):  # type: ignore[misc]
         mean, std = self._mean_and_std(self._check_input(X))
         half = conformal.quantile(self.scores_, level, self.scores_weight_)
         if not math.isfinite(half):
-            needed = math.ceil(level / (1 - level) - 1e-9)  # 0.9 / 0.1 is 9, despite rounding
+            needed = conformal.needed_for(float(level))
             warnings.warn(
                 f"intervals of level {float(level):g} are infinite: they need {needed} rows for calibration, but there "
                 f"are {len(self.scores_)}. Use a table of about {math.ceil(needed / (UNSEEN / 2))} rows.",

@@ -22,7 +22,8 @@ from .. import resets
 from .._core import seeds
 from .._core.checks import require_known, require_samples, require_tensor, require_types, require_whole
 from ..data.bootstrap import Bootstrap
-from ..estimate.prediction import Moments, Prediction, combine, half_width
+from ..estimate.prediction import Moments, Prediction, combine
+from ..estimate.student import half_width
 from ..training import optimizers
 from ..training.protocol import INVERT, Protocol, blocks_of_three, complete, refuse_settings
 from ..twins import Twins
@@ -140,8 +141,10 @@ def invert(
         schedule.step()
         progress(step)
     sigma, field = stopping.sigma * bootstrap.scale, stopping.field
-    sigma = priors.raised(sigma, prior, field, initial, data, twins.partition, stopping.noise, seed)
-    return Inversion(field, sigma, stopping.step, stopping.history, bootstrap, seed)
+    [df] = twins.partition.expand([field], of=(replicas - 1) * twins.partition.sizes.to(field.dtype))
+    raised = priors.raised(sigma, prior, field, initial, data, twins.partition, stopping.noise, seed)
+    df = torch.where(raised > sigma, math.inf, df.expand_as(field))  # where sigma is the prior's, it is known
+    return Inversion(field, raised, stopping.step, stopping.history, bootstrap, seed, df)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,6 +154,9 @@ class Inversion:
     `history` has one value per check for each of these: "step", "train" (the mean loss of the noisy twins before the
     step), "unseen" (the loss of the twins' mean on the out-of-bag measurements, after the step) and "sigma" (of the
     twins, as root mean square over the field).
+
+    `df` are the degrees of freedom of each sigma, for `interval`: the number of cells in the block times the number of
+    twins minus 1, or infinity where sigma is the prior's. None counts as infinity.
     """
 
     field: Tensor
@@ -159,14 +165,19 @@ class Inversion:
     history: dict[str, list[float]]
     bootstrap: Bootstrap
     seed: int = 0
+    df: Tensor | None = None
 
     def __repr__(self) -> str:
         sigma, step = self.sigma.square().mean().sqrt(), self.best_step
         return f"Inversion(field of shape {tuple(self.field.shape)}, sigma {sigma:.3g} in the rms, from step {step})"
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """The central interval of each entry of a normal distribution."""
-        half = half_width(level) * self.sigma
+        """The central interval of each entry, by Student's t with `df` degrees of freedom.
+
+        These are an upper bound: neighbouring cells are correlated, and a block then says less about its sigma. So
+        these intervals are still too narrow by a little, where those of a normal distribution were by more.
+        """
+        half = half_width(level, self.df) * self.sigma
         return self.field - half, self.field + half
 
     def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Subset
 
 from .._core import ranks
 from .._core.batches import finite_check_is_due, moved, usable
@@ -180,6 +181,16 @@ class Training:
         self.twins.eval()
         apart = spread.variance([values(partial(call, twin)) for twin in self.twins])
         return spread.match(by_draws, apart * self.bootstrap.scale**2)
+
+    def conformalize(self, estimate: Estimate, calibration: Tensor, samples: int | None = None) -> None:
+        """Calibrate prediction sets or intervals by some samples. The noise of values comes from the other out-of-bag
+        samples, so that it does not depend on these."""
+        noise, options = None, {"samples": samples, "batch_size": self.batch_size, **self.validation.options}
+        with own_randomness(self.device, self.seed, "calibration"):
+            if self.task == "regression":
+                others = Subset(self.dataset, self.bootstrap.unseen[:ENOUGH].tolist())
+                noise = estimate.noise(others, **options) or None  # 0 if all errors are 0
+            estimate.conformalize(Subset(self.dataset, calibration.tolist()), noise=noise, **options)
 
     def update_batchnorm(self, estimate: Estimate, at_most: int | None = None) -> None:
         """Compute the mean model's own BatchNorm statistics, from all training samples or from at most this many."""

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._core.checks import one_of, shown
-from ..estimate.prediction import TASKS, Task, checked_labels, like
+from ..estimate.prediction import TASKS, Task, like, require_labels
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -33,7 +33,7 @@ def classification(logits: Tensor, labels: Tensor) -> Tensor:
     _require_values(logits)
     if logits.ndim < 2:
         raise ValueError(f"classification needs logits [samples, classes], but the model gives {tuple(logits.shape)}.")
-    values = F.cross_entropy(logits, checked_labels(labels, logits), reduction="none")
+    values = F.cross_entropy(logits, require_labels(labels, logits), reduction="none")
     return values.reshape(len(values), -1).mean(1)
 
 
