@@ -1,7 +1,7 @@
 # The two main commands. Every target sets up what it needs in .venv, with Python 3.11+ and make.
 #   make demo   see the method at work: all experiments that need no files, with few seeds, and a page
 #   make test   lint, types and tests
-.PHONY: demo test bench chaos figures cifar10 cifar10-all ablations uci marmousi clean
+.PHONY: demo test bench control chaos figures cifar10 cifar10-all ablations uci marmousi clean
 .DEFAULT_GOAL := demo
 PYTHON ?= python3
 BIN := .venv/bin
@@ -69,6 +69,10 @@ marmousi: .venv/ready
 
 bench: .venv/ready
 	$(BIN)/python benchmarks/overhead.py --page docs/overhead.md
+
+# How much of sigma^2 is due to the data: docs/control.md and its figure. About four minutes of one core.
+control: .venv/ready
+	$(BIN)/python benchmarks/control.py --page docs/control.md
 
 # The robustness campaign of docs/chaos.md: 1,000 kills, 10,000 damaged files, 200 full disks and 1,000 bad inputs. Fails
 # if any of them ends otherwise than it should. A campaign that is stopped goes on. Three to ten minutes on two cores.

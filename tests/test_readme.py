@@ -20,6 +20,7 @@ RUN = {  # the number of Python blocks in each page; each is run by a test below
     README: 6,
     "docs/loop.md": 6,
     "docs/fit.md": 2,
+    "docs/sigma.md": 2,
     "docs/intervals.md": 1,
     "docs/integrations.md": 3,
     "docs/inverse.md": 1,
@@ -124,6 +125,16 @@ def test_the_snippets_for_a_loop_run(tmp_path: Path, monkeypatch: Any) -> None:
         names | {"path": tmp_path / "checkpoint.pt", "epochs": 4, "done": (done := [])},
     )
     assert done == [3, 4]
+
+
+def test_the_snippets_for_a_control_run(monkeypatch: Any) -> None:
+    monkeypatch.setattr(twinboot, "fit", partial(fit, progress=False))
+    whole, loop = blocks("docs/sigma.md")
+    names = scope()
+    exec(whole, names)
+    assert {name: len(values) for name, values in names["shares"].items()} == {"data_share/0": 30, "data_share/2": 30}
+    exec(loop, names)
+    assert names["twins"].data_share().keys() == {"0", "2"}
 
 
 @pytest.mark.filterwarnings("ignore:these samples are predicted best without weight noise")  # they are few

@@ -9,6 +9,7 @@ from .estimate.prediction import Prediction
 from .groups import Blocks
 from .inverse.invert import Inversion, invert
 from .inverse.operators import Dense
+from .training.control import ControlledTwins
 from .training.error_bars import error_bars
 from .training.fit import Fit, fit
 from .training.protocol import Protocol
@@ -20,6 +21,7 @@ __all__ = [
     "Apart",
     "Blocks",
     "Bootstrap",
+    "ControlledTwins",
     "Dense",
     "Estimate",
     "Fit",

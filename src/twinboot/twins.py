@@ -350,7 +350,7 @@ def pool_gradients(twins: Twins, share: float) -> None:
     if not gradients:
         return
     center = torch._foreach_lerp(gradients[0], gradients[1], 1 / 2)
-    for number, of_twin in enumerate(gradients[2:], start=3):
+    for number, of_twin in enumerate(gradients[2 : twins.replicas], start=3):
         torch._foreach_lerp_(center, of_twin, 1 / number)
     for of_twin in gradients:
         torch._foreach_lerp_(of_twin, center, share)

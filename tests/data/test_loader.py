@@ -479,6 +479,41 @@ def test_twins_that_are_read_alone_have_random_transforms_of_their_own() -> None
     assert len(set(numbers)) == 12
 
 
+# --- one more batch, for a control
+
+
+@pytest.mark.parametrize("resample", ["draws", "counts"])
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}, {"share": (1, 2)}])
+def test_a_control_gets_the_first_twins_sample_in_another_order_and_the_twins_what_they_had(
+    resample: Any, options: dict[str, Any]
+) -> None:
+    def build(control: bool) -> PairedLoader:
+        return PairedLoader(Augmented(40), Bootstrap(40), 4, resample, control=control, **options)
+
+    def read(steps: list[Any], place: int) -> list[tuple[float, ...]]:
+        """Index and weight of each sample."""
+        rows = (zip(step[place][0].tolist(), step[place][-1].tolist(), strict=True) for step in steps)
+        return [(i, w) if resample == "counts" else (i,) for row in rows for i, w in row]
+
+    loader, plain = build(control=True), build(control=False)
+    steps, more = list(loader), list(loader)
+    assert_same_bits([step[:2] for step in steps + more], [*plain, *plain])  # random transforms, too
+    if "share" not in options:  # a rank reads a part of each batch
+        assert sorted(read(steps, 2)) == sorted(read(steps, 0))
+    assert read(steps, 2) != read(steps, 0)
+    assert read(steps, 2) != read(more, 2)
+    resumed = build(control=True)
+    resumed.load_state_dict({**resumed.state_dict(), "step": 3})
+    assert_same_bits(list(resumed), steps[3:])
+
+
+def test_a_control_in_the_same_order_or_of_a_twin_alone_is_refused() -> None:
+    with pytest.raises(ValueError, match="in another order: leave shuffle=False out"):
+        PairedLoader(classes(6), Bootstrap(6), 2, control=True, shuffle=False)
+    with pytest.raises(ValueError, match="in another order: leave twin= out"):
+        PairedLoader(classes(6), Bootstrap(6), 2, control=True, share=(0, 1), twin=0)
+
+
 def test_a_wrong_twin_or_one_without_a_share_is_refused() -> None:
     for twin in (2, -1, True, "first"):
         with pytest.raises((ValueError, TypeError), match=rf"twin must be .*a whole number.*, not {twin!r}"):

@@ -892,6 +892,7 @@ REFUSED: list[tuple[str, Any, str]] = [
         r"^options must not contain 'batch_size': TwinModule passes it to the load",
     ),
     ("options", {"twin": 0}, r"^options must not contain 'twin'"),
+    ("options", {"control": True}, r"^TwinModule has no control: use fit\(\.\.\., control=True\)"),
     ("options", {"worker": 2}, r"^PairedLoader has no option 'worker'"),
     ("protocol", Protocol(average=1.0), r"^TwinModule has no setting 'average': leave it out of the protocol"),
     ("protocol", {"noise": 2.0}, r"^protocol must be a Protocol, such as "),

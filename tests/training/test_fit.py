@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from twinboot import Bootstrap, Estimate, Fit, Protocol, Twins, fit, resets
+from twinboot._core.states import pack, unpack
 from twinboot.experiments import datasets, networks
 from twinboot.training.checkpoints import Checkpoints
 
@@ -451,6 +452,53 @@ def test_a_run_that_is_killed_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert_same_bits(resumed.estimate.state_dict(), whole.estimate.state_dict())
     assert without_time(resumed) == without_time(whole)
     assert resumed.best_epoch == whole.best_epoch
+
+
+def test_a_control_adds_columns_and_changes_nothing_else() -> None:
+    plain, controlled = scheduled(), scheduled(control=True)
+    assert_same_bits(plain.estimate.state_dict(), controlled.estimate.state_dict())
+    history = without_time(controlled)
+    columns = {name: history.pop(name) for name in list(history) if name not in plain.history}
+    assert history == without_time(plain)
+    assert list(columns) == ["data_share/0", "data_share/3"]
+    assert all(len(shares) == 6 and max(shares) < 1 for shares in columns.values())
+
+
+def fit_with_and_without_control() -> dict[str, list[float]]:
+    plain, controlled = (fit(mlp(), blobs(), epochs=2, batch_size=16, control=c, **QUIET) for c in (False, True))
+    assert_same_bits(plain.estimate.state_dict(), controlled.estimate.state_dict())
+    return {name: values for name, values in controlled.history.items() if name.startswith("data_share/")}
+
+
+def test_ranks_have_one_control_and_the_twins_that_they_had() -> None:
+    first, second = together(fit_with_and_without_control)
+    assert first == second
+    assert list(first) == ["data_share/0", "data_share/2"]
+
+
+def test_a_run_with_a_control_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    scheduled(checkpoint=tmp_path, epochs=3, control=True)
+    resumed, whole = scheduled(checkpoint=tmp_path, control=True), scheduled(control=True)
+    assert_same_bits(resumed.estimate.state_dict(), whole.estimate.state_dict())
+    assert without_time(resumed) == without_time(whole)
+
+
+@pytest.mark.parametrize("control", [False, True])
+def test_a_run_with_a_control_goes_on_with_it_and_one_without_without(tmp_path: Path, control: bool) -> None:
+    scheduled(checkpoint=tmp_path, epochs=2, control=control)
+    with pytest.raises(ValueError, match=f"control was {control} and is {not control} here"):
+        scheduled(checkpoint=tmp_path, control=not control)
+
+
+def test_a_checkpoint_from_before_there_was_a_control_goes_on(tmp_path: Path) -> None:
+    scheduled(checkpoint=tmp_path, epochs=2)
+    state = Checkpoints(tmp_path).latest(torch.device("cpu"))
+    assert state is not None
+    description = unpack(state["description"])
+    assert description.pop("control") is False
+    del state["format"]
+    Checkpoints(tmp_path).save(state.pop("epoch"), {**state, "description": pack(description)})
+    assert without_time(scheduled(checkpoint=tmp_path)) == without_time(scheduled())
 
 
 def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:

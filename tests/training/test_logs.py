@@ -25,6 +25,13 @@ def test_a_line_says_all_that_matters(capsys: Any) -> None:
     show(HISTORY, epochs=5)
     expected = "epoch 2 of 5: loss 0.5, unseen 0.85, accuracy 75.0%, sigma 0.002 to 0.2, 1:10:00 left\n"
     assert capsys.readouterr().err == expected
+    shares: dict[str, list[float]] = {
+        "data_share/0": [0.5, -0.02],
+        "data_share/1": [0.5, 0.31],
+        "data_share/2": [0, float("nan")],
+    }
+    show({**HISTORY, **shares}, epochs=5)
+    assert "sigma 0.002 to 0.2 (-2% to 31% of its square by data), 1:10:00 left" in capsys.readouterr().err
     show({name: values[:1] for name, values in HISTORY.items()}, epochs=1)
     assert capsys.readouterr().err.endswith("0:00 left *\n")  # the best so far
 

@@ -55,6 +55,8 @@ class PairedLoader:
             so that together they read each sample of an epoch once. Default: the ranks of `torch.distributed`.
         twin: read the batches of this twin alone, still as tuples. For twins in different processes
             (`twinboot.Apart`); needs `share`.
+        control: give one more batch per step, the last of the tuple, for `twinboot.ControlledTwins`: from the first
+            twin's sample, in another order. The batches of the twins stay the same.
         options: of `torch.utils.data.DataLoader`, such as `num_workers`, `collate_fn` or `pin_memory`.
     """
 
@@ -70,6 +72,7 @@ class PairedLoader:
         seed: SupportsIndex | None = None,
         share: tuple[int, int] | None = None,
         twin: int | None = None,
+        control: bool = False,
         **options: Any,
     ) -> None:
         _check(dataset, bootstrap, batch_size, resample, options)
@@ -82,7 +85,13 @@ class PairedLoader:
             raise ValueError(f"twin must be None or a whole number from 0 to {bootstrap.replicas - 1}, not {twin}.")
         if twin is not None and share is None:
             raise ValueError("twin= needs share=, too: which part of that twin's batches this process reads.")
-        self.twin, self._twins = twin, list(range(bootstrap.replicas)) if twin is None else [twin]
+        if control and (twin is not None or not shuffle):
+            given = "twin=" if twin is not None else "shuffle=False"
+            raise ValueError(f"control=True gives the first twin's sample in another order: leave {given} out.")
+        # For each batch of a step: the twin whose sample it is from, and the name of its order.
+        self._read: list[tuple[int, int | str]] = [(r, r) for r in range(bootstrap.replicas) if twin in (None, r)]
+        self._read += [(0, "control")] if control else []
+        self.twin = twin
         self.dataset, self.bootstrap, self.batch_size, self.resample = dataset, bootstrap, int(batch_size), resample
         self.shuffle, self.drop_last = shuffle, drop_last
         self.seed = bootstrap.seed if seed is None else seeds.require_seed(seed)
@@ -108,7 +117,7 @@ class PairedLoader:
         if resample == "counts":
             counts = bootstrap.counts.double()
             factor = (counts > 0).sum(1, keepdim=True) / counts.sum(1, keepdim=True)
-            weights = (counts * factor).to(torch.get_default_dtype())[self._twins]
+            weights = (counts * factor).to(torch.get_default_dtype())[[r for r, _ in self._read]]
         self._fetch = _Fetch(dataset, weights, options.pop("collate_fn", None))
         self._loader = self.dataloader(**options) if options else None  # slower, and not needed without options
 
@@ -177,7 +186,7 @@ class PairedLoader:
     def jobs(self) -> Iterator[Job]:
         """The remaining steps of the current epoch: the seed and the indices of each twin's batch."""
         epoch, first = self.epoch, self.step
-        parts = [self._split(self._order(epoch, r)) for r in self._twins]
+        parts = [self._split(self._order(epoch, *read)) for read in self._read]
         rank, of = self.share
         where: list[int | str] = [rank] if rank else []
         if self.twin is not None:  # else all twins would draw the same random transforms
@@ -186,11 +195,11 @@ class PairedLoader:
             seed = seeds.derive(self.seed, "transforms", epoch, step, *where)
             yield seed, [part[step].tensor_split(of)[rank] for part in parts]
 
-    def _order(self, epoch: int, replica: int) -> Tensor:
+    def _order(self, epoch: int, replica: int, name: int | str) -> Tensor:
         samples = self._samples[replica]
         if not self.shuffle:
             return samples
-        generator = torch.Generator().manual_seed(seeds.derive(self.seed, "order", epoch, replica))
+        generator = torch.Generator().manual_seed(seeds.derive(self.seed, "order", epoch, name))
         return samples[torch.randperm(len(samples), generator=generator, device="cpu")]
 
     def _split(self, order: Tensor) -> tuple[Tensor, ...]:

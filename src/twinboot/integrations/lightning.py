@@ -728,6 +728,8 @@ def _require_options(options: Any) -> None:
         raise TypeError(f'options must map names to values, such as {{"num_workers": 2}}, not {shown(options)}.')
     for name in options.keys() & {"dataset", "bootstrap", "batch_size", "resample", "seed", "share", "twin"}:
         raise TypeError(f"options must not contain {name!r}: TwinModule passes it to the loader itself.")
+    if "control" in options:
+        raise TypeError("TwinModule has no control: use fit(..., control=True), or a loop with ControlledTwins.")
 
 
 def _require_loss(resample: str, loss: Any) -> None:

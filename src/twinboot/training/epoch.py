@@ -25,6 +25,7 @@ from ..estimate.prediction import Task
 from ..resets import Schedule, is_due
 from ..twins import Twins, pool_gradients
 from . import losses
+from .control import ControlledTwins
 from .protocol import Protocol
 from .validation import ENOUGH, Validation
 
@@ -49,12 +50,14 @@ class Training:
         seed: int,
         device: str | int | torch.device | None = None,
         amp: torch.dtype | None = None,
+        control: bool = False,
         **options: Any,
     ) -> None:
         self.named_loss, self.options = loss, options
         self.loss, self.classifies = losses.loss_function(loss), loss == "classification"
         self.task: Task | None = loss if isinstance(loss, str) else None
-        self.twins = Twins(model, bootstrap.replicas if bootstrap else 2, protocol.groups, seed)
+        kind = ControlledTwins if control else Twins
+        self.twins = kind(model, bootstrap.replicas if bootstrap else 2, protocol.groups, seed)
         first = next(self.twins.parameters())
         self.device = usable(first.device if device is None else device)
         self.twins.to(self.device)
@@ -65,7 +68,9 @@ class Training:
         self.protocol = protocol
         self.bootstrap = bootstrap or Bootstrap(len(dataset), seed=seed)
         self.validation = Validation(dataset, self.bootstrap, batch_size, seed, options)
-        self.loader = PairedLoader(dataset, self.bootstrap, batch_size, protocol.resample, seed=seed, **options)
+        self.loader = PairedLoader(
+            dataset, self.bootstrap, batch_size, protocol.resample, seed=seed, control=control, **options
+        )
         self.validates = len(self.bootstrap.unseen) > 0
         if not self.validates and not (self.bootstrap.cover or self.bootstrap.kind == "bayesian"):
             raise ValueError(
@@ -110,10 +115,11 @@ class Training:
                 own_randomness(self.device, self.seed, epoch, step, *ranks.own()),
                 self.twins.sampled(self.protocol.noise),
             ):
-                for twin, batch in zip(self.runners, pair, strict=True):
+                for place, (twin, batch) in enumerate(zip(self.runners, pair, strict=True)):
                     value = self._loss(twin, batch)
                     scaler.scale(value).backward()
-                    total, number = total + value.detach(), number + 1
+                    if place < self.twins.replicas:  # not of the control
+                        total, number = total + value.detach(), number + 1
             if finite_check_is_due(self.device, step):
                 self._require_finite(total, epoch, step)
             pool_gradients(self.twins, self.protocol.pooled)

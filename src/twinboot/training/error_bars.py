@@ -117,6 +117,8 @@ def error_bars(
         )
     optimizers.require_function(optimizer)
     require_known(options, error_bars, PairedLoader, DataLoader)
+    if "control" in options:
+        raise TypeError("error_bars has no control: use fit(..., control=True), or a loop with ControlledTwins.")
     require_types(error_bars, locals())
     protocol = complete(Protocol(groups=groups, noise=0.0), FIT, "error_bars")
     seed = seeds.require_seed(seed)

@@ -54,7 +54,9 @@ class Fit:
 
     `history` has one value per epoch for each of "epoch", "train" (mean loss of the noisy twins), "unseen" (loss of the
     mean model on the out-of-bag samples), "accuracy" (on those; classification only), "sigma_least" and "sigma_most"
-    (of the twins), "lr" and "seconds". "unseen" and "accuracy" are left out where the twins see every sample.
+    (of the twins), "lr" and "seconds". "unseen" and "accuracy" are left out where the twins see every sample. With
+    `control=True` there is a column "data_share/GROUP" for each group of weights: the share of its sigma^2 that is due
+    to the data, at the end of the epoch.
     """
 
     estimate: Estimate
@@ -84,6 +86,7 @@ def fit(
     device: str | int | torch.device | None = None,
     amp: torch.dtype | None = None,
     patience: int | None = None,
+    control: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
     log: str | os.PathLike[str] | None = None,
     progress: bool = True,
@@ -124,6 +127,9 @@ def fit(
         device: where to train; by default where the model is.
         amp: a dtype for `torch.autocast`, such as `torch.bfloat16`.
         patience: stop after this many epochs without a better one.
+        control: train a third copy, on the first twin's sample in another order, to see which share of sigma^2 is due
+            to the data, group by group (`ControlledTwins`). The twins train as they do without it. Each step costs
+            half as much again.
         checkpoint: a directory. The complete state is written there after each epoch, and the last two are kept. A run
             that was stopped resumes from it, bit for bit. The code of the model, the loss and all options must be
             unchanged. Of the dataset only the number of samples is compared.
@@ -170,6 +176,7 @@ def fit(
         seed=seed,
         device=device,
         amp=amp,
+        control=control,
         **options,
     )
     reserved = run.bootstrap.calibration
@@ -194,6 +201,7 @@ def fit(
         "spread": float(spread),
         "calibration": checksum(reserved),
         "amp": str(amp),
+        "control": control,
         "optimizer": type(stepper).__name__,
         "learning rate": [float(group["lr"]) for group in stepper.param_groups],
         "optimizer's settings": [optimizers.settings(group) for group in stepper.param_groups],
@@ -213,7 +221,8 @@ def fit(
     state = saved.latest(run.device) if saved else None
     if state is not None:
         _require_keys(state, {"description"}, checkpoint)
-        require_same(unpack(state["description"]), description, "use the options of then, or another directory")
+        then = {"control": False, **unpack(state["description"])}  # earlier versions had none
+        require_same(then, description, "use the options of then, or another directory")
         _require_keys(state, {"history", "best", "average", *parts}, checkpoint)
         if len(state["history"]["epoch"]) > epochs:
             raise ValueError(f"{checkpoint} holds a run of more than {epochs} epochs: choose another directory.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 from .._core.atomic import replacing
 
 History = Mapping[str, Sequence[float]]
+DATA_SHARE = "data_share/"  # and the name of a group: a column. The slash makes TensorBoard show these together.
 
 
 class Log(Protocol):
@@ -25,10 +27,12 @@ def show(history: History, epochs: int) -> None:
     left = sum(history["seconds"]) / len(history["seconds"]) * (epochs - row["epoch"])
     unseen = f", unseen {row['unseen']:.4g}" if "unseen" in row else ""
     accuracy = f", accuracy {row['accuracy']:.1%}" if "accuracy" in row else ""
+    shares = [v for name, v in row.items() if name.startswith(DATA_SHARE) and math.isfinite(v)]
+    data = f" ({min(shares):.0%} to {max(shares):.0%} of its square by data)" if shares else ""
     best = " *" if unseen and row["unseen"] <= min(history["unseen"]) else ""
     print(
         f"epoch {row['epoch']:.0f} of {epochs}: loss {row['train']:.4g}{unseen}{accuracy}, sigma "
-        f"{row['sigma_least']:.2g} to {row['sigma_most']:.2g}, {_time(left)} left{best}",
+        f"{row['sigma_least']:.2g} to {row['sigma_most']:.2g}{data}, {_time(left)} left{best}",
         file=sys.stderr,
         flush=True,
     )

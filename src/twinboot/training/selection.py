@@ -24,7 +24,9 @@ from torch import Tensor
 from .._core.copies import Places
 from .._core.tensors import wide
 from ..estimate.estimate import Estimate
+from .control import ControlledTwins
 from .epoch import Training
+from .logs import DATA_SHARE
 
 
 # `invert` and the seismic experiment choose their own best states (`_EarlyStopping`, `_Snapshots`). The three have
@@ -38,6 +40,7 @@ class Selection:
         names = ("epoch", "train", "unseen", "accuracy", "sigma_least", "sigma_most", "lr", "seconds")
         shown = {"unseen": run.validates, "accuracy": run.validates and run.classifies}
         self.history: dict[str, list[float]] = {name: [] for name in names if shown.get(name, True)}
+        self.history |= {name: [] for name in self._data_shares()}
         self.epoch, self.lowest = 0, math.inf
         self.estimate = run.estimate()
 
@@ -55,12 +58,18 @@ class Selection:
             )
         sigma = self.run.twins.partition.sigma
         row = {"epoch": epoch, "train": train, "unseen": unseen, "accuracy": accuracy, "lr": lr, "seconds": seconds}
-        row |= {"sigma_least": sigma.min().item(), "sigma_most": sigma.max().item()}
+        row |= {"sigma_least": sigma.min().item(), "sigma_most": sigma.max().item(), **self._data_shares()}
         for name, values in self.history.items():
             values.append(row[name])
         if not validates or unseen < self.lowest:
             self.estimate, self.epoch, self.lowest = estimate, epoch, unseen
         return estimate
+
+    def _data_shares(self) -> dict[str, float]:
+        """Column -> value, if there is a control."""
+        twins = self.run.twins
+        shares = twins.data_share() if isinstance(twins, ControlledTwins) else {}
+        return {f"{DATA_SHARE}{group}": share for group, share in shares.items()}
 
     def last(self) -> dict[str, float]:
         return {name: values[-1] for name, values in self.history.items()}
