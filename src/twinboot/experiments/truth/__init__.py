@@ -23,7 +23,7 @@ from ..uci.data import LAYOUT
 from .config import PRESETS, SETS, Config
 from .figure import draw
 from .methods import METHODS
-from .scores import LEVEL, PLAIN, draw_rows, quality, scores, truth_rows
+from .scores import LEVEL, PLAIN, draw_rows, quality, truth_rows, with_scores
 from .tasks import available, plain, pool_of, task_of
 from .verdicts import judge
 
@@ -44,8 +44,8 @@ QUICK = Config(
     sizes=(200,),
     lrs=(3e-3,),
     epochs=20,
-    sets=6,
-    scored=2,
+    sets=8,
+    scored=3,
     inputs=200,
     members=(2,),
 )
@@ -150,7 +150,7 @@ def figure(config: Config, tables: Tables) -> Figure:
 
 
 def scored(tables: Tables) -> pd.DataFrame:
-    return scores(tables["truth"], tables["draws"], tables["runs"])
+    return with_scores(tables["truth"], tables["draws"], tables["runs"])
 
 
 def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:

@@ -14,7 +14,7 @@ from ..intervals import interval
 from .scores import LEVEL, PLAIN
 from .verdicts import COVERED, RATIO
 
-# Start of a row's name -> colour and marker. The second row of a kind is filled, the first is not, a single one is.
+# Start of a row's name -> colour and marker. Of two rows with the same, one is not filled.
 STYLES = {
     "fit": (plots.SERIES[0], "o"),
     "error_bars": (plots.SERIES[1], "D"),
@@ -30,6 +30,7 @@ PANELS: dict[str, tuple[str, tuple[float, float] | None, float | None]] = {  # s
     "rank": ("Rank correlation with the true spread", None, None),
     "covered": (f"Share of inputs in their {LEVEL:.0%} interval", COVERED, LEVEL),
 }
+HOLLOW = ("error_bars, sigma", "MC dropout", "ensemble of 2", "bootstrap of 2")
 WIDTH = 0.8  # of the methods of one size, which are side by side
 
 
@@ -66,7 +67,7 @@ def _panel(panel: Axes, rows: pd.DataFrame, score: str, sizes: list[int], method
             x = place + WIDTH * ((which + 0.5) / len(methods) - 0.5)
             label = method if place == 0 else None
             bar = None if pd.isna(half) else _bar(mean, half, score)
-            panel.errorbar(x, mean, yerr=bar, ms=6, lw=1.2, label=label, **_style(method, methods))
+            panel.errorbar(x, mean, yerr=bar, ms=6, lw=1.2, label=label, **_style(method))
     for place in range(1, len(sizes)):
         panel.axvline(place - 0.5, color=plots.ink(), lw=0.5, alpha=0.4)
     panel.set_xticks(range(len(sizes)), [f"{size:g}" for size in sizes])
@@ -77,16 +78,15 @@ def _panel(panel: Axes, rows: pd.DataFrame, score: str, sizes: list[int], method
 
 
 def _bar(mean: float, half: float, score: str) -> list[list[float]]:
-    """On a logarithmic axis a bar ends above 0, and no share is beyond 0 and 1."""
-    low = min(half, 0.95 * mean) if score == "ratio" else min(half, max(mean, 0.0))
-    return [[low], [half if score == "ratio" else min(half, 1 - mean)]]
+    """On a logarithmic axis a bar ends above 0; no correlation is above 1, and no share below 0 or above 1."""
+    if score == "ratio":
+        return [[min(half, 0.95 * mean)], [half]]
+    return [[half if score == "rank" else min(half, mean)], [min(half, 1 - mean)]]
 
 
-def _style(method: str, methods: list[str]) -> dict[str, Any]:
-    kind = next((start for start in STYLES if method.startswith(start)), "IVON")
-    colour, marker = STYLES[kind]
-    filled = [other for other in methods if other.startswith(kind)][-1] == method
-    return {"color": colour, "fmt": marker, "mfc": colour if filled else "none"}
+def _style(method: str) -> dict[str, Any]:
+    colour, marker = next(style for start, style in STYLES.items() if method.startswith(start))
+    return {"color": colour, "fmt": marker, "mfc": "none" if method in HOLLOW else colour}
 
 
 def _log(panel: Axes, ratios: pd.Series) -> None:

@@ -7,7 +7,6 @@ returns a row of the table for each way to get a spread: draws of predictions, o
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -126,22 +125,24 @@ def _member(model: nn.Module, weights: dict[str, Tensor]) -> Callable[[Tensor], 
 
 @method("dropout")
 def by_dropout(task: Task, plain: Plain, sizes: Sequence[int]) -> dict[str, Found]:
-    """MC dropout after the plain training, and with the weights averaged over the epochs as in `fit`."""
+    """MC dropout after the plain training; and with the weights averaged over the epochs of a training with a constant
+    learning rate, as in the image experiment. A rate that falls to 0 leaves nothing to average."""
     began, seed = time.process_time(), derive(task.seed, "dropout")
-    average: list[AveragedModel] = []
+    last, _ = train(task, seed, dropout=DROPOUT)
+    middle, average = time.process_time(), list[AveragedModel]()
 
     def take(model: nn.Module) -> None:
         if not average:
             average.append(AveragedModel(model, avg_fn=_later_ones_more))
         average[0].update_parameters(model)
 
-    last, _ = train(task, seed, dropout=DROPOUT, after_epoch=take)
-    mean = average[0].module
+    train(task, seed, dropout=DROPOUT, falls=False, after_epoch=take)
+    mean: nn.Module = average[0].module
     update_statistics(task, mean)
-    seconds = time.process_time() - began
+    end = time.process_time()
     return {
-        "MC dropout": _from_draws(_masked(task, last, seed), seconds),
-        "MC dropout, averaged": _from_draws(_masked(task, mean, seed), seconds),
+        "MC dropout": _from_draws(_masked(task, last, seed), middle - began),
+        "MC dropout, averaged": _from_draws(_masked(task, mean, seed), end - middle),
     }
 
 
@@ -222,60 +223,57 @@ def _noise(task: Task, plain: Plain) -> float:
 
 @method("laplace")
 def by_laplace(task: Task, plain: Plain, sizes: Sequence[int]) -> dict[str, Found]:
-    """A Gaussian over the last layer of the plain model: the inverse of the generalized Gauss-Newton matrix and of the
-    precision of a prior, which is chosen by the marginal likelihood (Daxberger et al. 2021)."""
+    """A Gaussian over the last layer of the plain model: its precision is the generalized Gauss-Newton matrix plus that
+    of a prior, which is chosen by the marginal likelihood (Daxberger et al. 2021)."""
     began = time.process_time()
-    last = cast(nn.Linear, cast(nn.Sequential, plain.model)[-1])
-    features = cast(nn.Sequential, plain.model)[:-1]
-    weights = torch.cat([last.weight, last.bias[:, None]], 1).detach().double().flatten()  # [outputs * (units + 1)]
-    inputs = _with_one(features, task.x)
-    if task.kind == "classification":
-        probs = task.predict(plain.model, task.x)
-        curvature = torch.diag_embed(probs) - probs[:, :, None] * probs[:, None, :]
-    else:
-        curvature = torch.full((len(inputs), 1, 1), 1 / _noise(task, plain), dtype=torch.float64)
-    matrix = torch.zeros(len(weights), len(weights), dtype=torch.float64)
-    for x, c in zip(inputs.split(500), curvature.split(500), strict=True):
-        matrix += torch.einsum("ni,nj,nab->aibj", x, x, c).reshape(matrix.shape)
-    values, vectors = torch.linalg.eigh(matrix)
-    precision = best_precision(values, weights)
-    variances = 1 / (values.clamp(min=0) + precision)
-    noise = torch.randn(
-        task.samples,
-        len(weights),
-        generator=torch.Generator().manual_seed(derive(task.seed, "laplace")),
-        dtype=torch.float64,
-    )
-    drawn = weights + (noise * variances.sqrt()) @ vectors.T
+    layers = cast(nn.Sequential, plain.model)
+    features, last = layers[:-1], cast(nn.Linear, layers[-1])
+    weights = torch.cat([last.weight, last.bias[:, None]], 1).detach().double()  # [outputs, units + 1]
+    values, vectors = torch.linalg.eigh(gauss_newton(task, plain, _with_one(features, task.x)))
+    values = values.clamp(min=0)  # rounding may leave some slightly below
+    deviations = (values + best_precision(values, weights)).rsqrt()
+    generator = torch.Generator().manual_seed(derive(task.seed, "laplace"))
+    noise = torch.randn(task.samples, weights.numel(), generator=generator, dtype=torch.float64)
+    drawn = weights + ((noise * deviations) @ vectors.T).view(task.samples, *weights.shape)
     seconds = plain.seconds + time.process_time() - began
-    outputs = torch.einsum(
-        "ni,kai->kna", _with_one(features, task.test_x), drawn.view(task.samples, last.out_features, -1)
-    )
+    outputs = _with_one(features, task.test_x) @ drawn.mT  # [draws, inputs, outputs]
     draws = outputs.softmax(2) if task.kind == "classification" else outputs
     return {"Laplace, last layer": Found(draws, task.predict(plain.model), seconds)}
 
 
 def _with_one(features: nn.Module, x: Tensor) -> Tensor:
+    """The inputs of the last layer, with a 1 for its bias."""
     with torch.no_grad():
         found = torch.cat([features(part).double() for part in x.split(250)])
     return torch.cat([found, torch.ones(len(found), 1, dtype=found.dtype)], 1)
 
 
+def gauss_newton(task: Task, plain: Plain, inputs: Tensor) -> Tensor:
+    """The generalized Gauss-Newton matrix of the sum of the losses of all samples, for the weights [outputs, units + 1]
+    of the last layer, flattened. In a regression the loss is a normal one with the variance of the residuals."""
+    if task.kind == "classification":
+        probs = task.predict(plain.model, task.x)
+        curvature = torch.diag_embed(probs) - probs[:, :, None] * probs[:, None, :]
+    else:
+        curvature = torch.full((len(inputs), 1, 1), 1 / _noise(task, plain), dtype=torch.float64)
+    size = inputs.shape[1] * curvature.shape[1]
+    matrix = torch.zeros(size, size, dtype=torch.float64)
+    for x, c in zip(inputs.split(500), curvature.split(500), strict=True):
+        matrix += torch.einsum("ni,nj,nab->aibj", x, x, c).reshape(size, size)
+    return matrix
+
+
 def best_precision(eigenvalues: Tensor, weights: Tensor) -> float:
     """The prior precision with the largest marginal likelihood: that of the data at the weights is the same for all."""
-    n = len(weights)
-    evidence = [
-        0.5 * (n * p.log() - p * weights.square().sum() - (eigenvalues.clamp(min=0) + p).log().sum())
-        for p in PRECISIONS
-    ]
-    return PRECISIONS[int(torch.stack(evidence).argmax())].item()
+    n, norm = weights.numel(), weights.square().sum()
+    evidence = n * PRECISIONS.log() - PRECISIONS * norm - (eigenvalues + PRECISIONS[:, None]).log().sum(1)
+    return PRECISIONS[evidence.argmax()].item()
 
 
 @method("swag")
 def by_swag(task: Task, plain: Plain, sizes: Sequence[int]) -> dict[str, Found]:
-    """SWAG: a Gaussian with the mean and half of the covariance, diagonal and of low rank, of the weights along a
-    further training with a constant learning rate (Maddox et al. 2019). Snapshots are more frequent than once per
-    epoch, because the further training is short."""
+    """SWAG: a Gaussian around the mean of the weights along a further training with a constant learning rate (Maddox et
+    al. 2019). Snapshots are more frequent than once per epoch, because this training is short."""
     began, seed = time.process_time(), derive(task.seed, "swag")
     model = plain.copy().train()
     optimizer = task.adam(model)
@@ -288,17 +286,20 @@ def by_swag(task: Task, plain: Plain, sizes: Sequence[int]) -> dict[str, Found]:
         optimizer.step()
         if (step + 1) % every == 0:
             snapshots.append(parameters_to_vector(model.parameters()).detach().clone())
-    stack = torch.stack(snapshots)
-    mean, deviations = stack.mean(0), (stack - stack.mean(0))[-SNAPSHOTS:]
-    seconds = plain.seconds + time.process_time() - began
-    draws, drawn = [], copy.deepcopy(model).eval()
-    generator = torch.Generator().manual_seed(derive(seed, "draws"))
+    seconds, found = plain.seconds + time.process_time() - began, torch.stack(snapshots)
+    draws, generator = [], torch.Generator().manual_seed(derive(seed, "draws"))
     for _ in range(task.samples):
-        diagonal = stack.var(0, correction=0).sqrt() * torch.randn(len(mean), generator=generator)
-        low_rank = (
-            torch.randn(len(deviations), generator=generator) @ deviations / math.sqrt(max(len(deviations) - 1, 1))
-        )
-        vector_to_parameters(mean + (diagonal + low_rank) / math.sqrt(2), drawn.parameters())
-        update_statistics(task, drawn)
-        draws.append(task.predict(drawn))
+        vector_to_parameters(swag_draw(found, generator), model.parameters())
+        update_statistics(task, model)
+        draws.append(task.predict(model))
     return {"SWAG": _from_draws(draws, seconds)}
+
+
+def swag_draw(snapshots: Tensor, generator: torch.Generator) -> Tensor:
+    """A draw around the mean of snapshots [snapshots, weights] with half of the sum of two covariances: a diagonal one,
+    and one whose rank is the number of the last snapshots."""
+    mean = snapshots.mean(0)
+    last = (snapshots - mean)[-SNAPSHOTS:]
+    diagonal = snapshots.std(0, correction=0) * torch.randn(mean.shape, generator=generator)
+    low_rank = torch.randn(len(last), generator=generator) @ last / math.sqrt(max(len(last) - 1, 1))
+    return mean + (diagonal + low_rank) / math.sqrt(2)

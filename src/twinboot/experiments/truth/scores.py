@@ -87,7 +87,7 @@ def _rounded(values: Tensor) -> Array:
     return np.asarray(np.round(flat * digits) / digits)
 
 
-def scores(truth: pd.DataFrame, draws: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+def with_scores(truth: pd.DataFrame, draws: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """The rows of `runs`, with the scores of the spread, which the plain training has not.
 
     ratio: root mean square spread of the method relative to that of the truth

@@ -106,6 +106,7 @@ def train(
     rows: Tensor | None = None,
     optimizer: MakeOptimizer | None = None,
     scale: float = 1.0,
+    falls: bool = True,
     after_epoch: Callable[[nn.Module], object] = lambda model: None,
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """The plain training: Adam, whose learning rate falls to 0 along a cosine. Returns the model in evaluation mode.
@@ -114,6 +115,7 @@ def train(
         rows: the samples to train on, repeated ones included. Default: each once.
         optimizer: another optimizer, with the same schedule.
         scale: multiplies the loss.
+        falls: whether the learning rate falls.
     """
     model = task.network(dropout, seed)
     model.train()
@@ -121,7 +123,8 @@ def train(
     highest, total = optimize.param_groups[0]["lr"], task.epochs * number_of_batches(task)
     draws = getattr(optimize, "sampled_params", None)  # IVON takes its gradients at a draw of the weights
     for step, batch in steps(task, seed, task.epochs, rows):
-        optimize.param_groups[0]["lr"] = highest * (1 + math.cos(math.pi * step / total)) / 2
+        if falls:
+            optimize.param_groups[0]["lr"] = highest * (1 + math.cos(math.pi * step / total)) / 2
         optimize.zero_grad()
         with own_randomness(CPU, seed, step), draws(train=True) if draws else nullcontext():
             loss = scale * task.loss(model(task.x[batch]), task.y[batch])

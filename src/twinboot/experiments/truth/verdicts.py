@@ -18,7 +18,7 @@ FEW = 5  # with fewer sets, an interval over them says little
 
 
 def judge(found: pd.DataFrame) -> list[Verdict]:
-    """`found` has the columns of `scores`."""
+    """`found` has the columns of `with_scores`."""
     rows = found[found["method"] != PLAIN]
     too_few = bool(rows.groupby([*CELL, "method"])["set"].nunique().min() < FEW)
     verdicts = []
