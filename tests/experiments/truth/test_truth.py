@@ -72,6 +72,29 @@ def test_numbers_verdicts_and_figure_show_every_cell_and_method(run: Run) -> Non
     assert [text.get_text() for text in legend.get_texts()] == ROWS
 
 
+def test_a_method_that_fails_on_a_set_is_left_out_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
+    real, config = truth.METHODS["ensemble"], replace(SMALL, methods=("dropout", "ensemble"), sizes=(60,))
+
+    def fails_on_the_first(task: tasks.Task, plain: tasks.Plain, sizes: Any) -> Any:
+        if task.seed == tasks.task_of(config, 60, 0.01, 0).seed:
+            raise FloatingPointError("not finite.")
+        return real(task, plain, sizes)
+
+    monkeypatch.setitem(truth.METHODS, "ensemble", fails_on_the_first)
+    tables = carry_out("truth", truth, config, tmp_path / "run").tables
+    assert "left out: ensemble on set 0 of 60 samples: not finite." in capsys.readouterr().err
+    [table] = truth.numbers(config, tables).values()
+    assert table.set_index("")["sets"].to_dict() == {
+        "plain": 6,
+        "MC dropout": 2,
+        "MC dropout, averaged": 2,
+        "ensemble of 2": 1,
+    }
+    truth.figure(config, tables).savefig(io.BytesIO(), format="png")
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -49,6 +49,8 @@ def draw(found: pd.DataFrame) -> Figure:
     for panel in axes[-1]:
         panel.set_xlabel("samples in the training set")
     _log(axes[0][0], rows["ratio"])
+    for panel, score in zip(axes[0][1:], ("rank", "covered"), strict=True):
+        panel.set_ylim(min(0.0, rows[score].min() - 0.05), 1.02)
     handles, labels = axes[0][0].get_legend_handles_labels()
     drawn.legend(handles, labels, loc="outside lower center", ncols=6, fontsize=11)
     return drawn
@@ -73,8 +75,6 @@ def _panel(panel: Axes, rows: pd.DataFrame, score: str, sizes: list[int], method
     panel.set_xticks(range(len(sizes)), [f"{size:g}" for size in sizes])
     panel.set_xlim(-0.5, len(sizes) - 0.5)
     panel.grid(axis="y", alpha=0.5)
-    if score != "ratio":
-        panel.set_ylim(min(0.0, rows[score].min() - 0.05), 1.02)
 
 
 def _bar(mean: float, half: float, score: str) -> list[list[float]]:

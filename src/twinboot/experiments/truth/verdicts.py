@@ -8,7 +8,7 @@ import pandas as pd
 
 from ..intervals import interval, with_interval
 from ..runner.experiment import Verdict, status
-from .scores import CELL, LEVEL, PLAIN
+from .scores import CELL, LEVEL
 
 OURS = {"fit": "fit", "error_bars": "error_bars"}  # row of the table -> its name in a claim
 DROPOUT = "MC dropout, averaged"
@@ -19,7 +19,7 @@ FEW = 5  # with fewer sets, an interval over them says little
 
 def judge(found: pd.DataFrame) -> list[Verdict]:
     """`found` has the columns of `with_scores`."""
-    rows = found[found["method"] != PLAIN]
+    rows = found[found["method"].isin([*OURS, DROPOUT])]
     too_few = bool(rows.groupby([*CELL, "method"])["set"].nunique().min() < FEW)
     verdicts = []
     for method in (method for method in OURS if method in set(rows["method"])):
@@ -62,7 +62,7 @@ def _no_worse(rows: pd.DataFrame, method: str, too_few: bool) -> Verdict:
 
     def judged(cell: pd.DataFrame) -> tuple[bool, str]:
         wide = cell.pivot(index="set", columns="method", values="rank")
-        difference = wide[method] - wide[DROPOUT]
+        difference = (wide[method] - wide[DROPOUT]).dropna()
         mean, half = interval(difference)
         return not mean + half < 0, with_interval(difference, "{:+.2f}")
 
