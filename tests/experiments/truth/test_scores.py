@@ -151,3 +151,22 @@ def test_scores_of_predictions() -> None:
 def test_tables_keep_five_digits() -> None:
     values = torch.tensor([0.0, 1.2345678e-9, -123456.78, 1.0], dtype=torch.float64)
     assert scores._rounded(values).tolist() == pytest.approx([0.0, 1.2346e-9, -123460.0, 1.0], rel=1e-12)
+
+
+@pytest.mark.parametrize("differ", [0.0, 0.1, 0.5])
+def test_the_best_rank_correlation_is_that_of_the_exact_spread(differ: float) -> None:
+    """With 20 sets, log variances have an error of about sqrt(2 / 19); the exact ones are known here."""
+    generator, inputs = torch.Generator().manual_seed(3), 4000
+    spread = torch.exp(differ * torch.randn(inputs, generator=generator, dtype=torch.float64))
+    predictions = spread * torch.randn(20, inputs, generator=generator, dtype=torch.float64)
+    rows = [
+        scores.truth_rows("regression", own[:, None], torch.zeros(inputs, 1)).assign(size=9, lr=1.0, set=s)
+        for s, own in enumerate(predictions)
+    ]
+    [truth] = scores.truths(pd.concat(rows)).values()
+    exact = scores.rank_correlation(spread.numpy(), truth.variance) if differ else 0.0
+    # A rank correlation r of n pairs has an error of about (1 - r^2) / sqrt(n); half the sets know less. Where nothing
+    # is known, the square root of the error of 1 / sqrt(n) is left.
+    assert abs(truth.best_rank - exact) < (
+        4 * 2 / math.sqrt(inputs) if differ else math.sqrt(2 * 4 / math.sqrt(inputs))
+    )

@@ -9,7 +9,6 @@ config.py has the settings, tasks.py the data and the plain training, methods.py
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from functools import partial
 
 import pandas as pd
@@ -24,7 +23,7 @@ from ..uci.data import LAYOUT
 from .config import PRESETS, SETS, Config
 from .figure import draw
 from .methods import METHODS
-from .scores import LEVEL, PLAIN, draw_rows, quality, truth_rows, with_scores
+from .scores import CELL, LEVEL, PLAIN, draw_rows, quality, truth_rows, truths, with_scores
 from .tasks import available, plain, pool_of, task_of
 from .verdicts import judge
 
@@ -164,22 +163,20 @@ def scored(tables: Tables) -> pd.DataFrame:
 def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
     """A table for each size and learning rate."""
     found = {}
-    for cell, own in _cells(scored(tables)):
-        sets = own[own["method"] == PLAIN]["set"].nunique()
-        lines = []
+    for cell, own in scored(tables).groupby(CELL):
+        truth, lines = truths(tables["truth"])[cell], []
         for method, rows in own.groupby("method", sort=False):
             line = {"": method, "sets": rows["set"].nunique()}
             for column, (title, form) in COLUMNS.items():
                 if column in own and own[column].notna().any():
                     line[title] = with_interval(rows[column], form).replace("nan", "")
             lines.append(line)
-        found[f"{cell}, truth over {sets} sets: mean and 95 % interval over the sets"] = pd.DataFrame(lines)
+        title = (
+            "{} samples, learning rate {:g}: mean and 95 % interval over the sets; the truth of {} sets is known well "
+            "enough for a rank correlation of {:.2f}"
+        )
+        found[title.format(*cell, len(truth.sets), truth.best_rank)] = pd.DataFrame(lines)
     return found
-
-
-def _cells(found: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
-    for (size, lr), own in found.groupby(["size", "lr"]):
-        yield f"{size} samples, learning rate {lr:g}", own
 
 
 def verdicts(config: Config, tables: Tables) -> list[Verdict]:

@@ -96,7 +96,7 @@ def with_scores(truth: pd.DataFrame, draws: pd.DataFrame, runs: pd.DataFrame) ->
     own_ratio: as ratio, for the prediction of the label alone, relative to the method's own predictions over the sets
     cost: training time relative to the plain training's, its median over the sets
     """
-    cells = {cell: _Truth(own) for cell, own in truth.groupby(CELL)}
+    cells = truths(truth)
     own_spread, keys, found = _own_spread(draws), [*CELL, "method", "set"], []
     degrees = runs.set_index(keys)["df"]
     for key, own in draws.groupby(keys, sort=False):
@@ -111,7 +111,12 @@ def with_scores(truth: pd.DataFrame, draws: pd.DataFrame, runs: pd.DataFrame) ->
     return scored.assign(cost=scored["seconds"] / scored["unit"])
 
 
-class _Truth:
+def truths(truth: pd.DataFrame) -> dict[tuple[int, float], Truth]:
+    """The truth of each cell, by size and learning rate."""
+    return {cell: Truth(own) for cell, own in truth.groupby(CELL)}
+
+
+class Truth:
     """The truth of a cell: the predictions of plain models, [sets, inputs, outputs]."""
 
     def __init__(self, rows: pd.DataFrame) -> None:
@@ -120,6 +125,15 @@ class _Truth:
         self.outputs = np.stack([rows[rows["set"] == s][columns].to_numpy(float) for s in self.sets])
         self.values = np.stack([rows[rows["set"] == s]["value"].to_numpy(float) for s in self.sets])
         self.variance = self.outputs.var(0, ddof=1).sum(1)
+
+    @property
+    def best_rank(self) -> float:
+        """The rank correlation that a perfect method would have, because the truth itself is an estimate. It is the
+        square root of the reliability, which follows from two halves of the sets by the formula of Spearman and Brown.
+        """
+        one, other = (half.var(0, ddof=1).sum(1) for half in (self.outputs[::2], self.outputs[1::2]))
+        between = max(rank_correlation(one, other), 0.0)
+        return math.sqrt(2 * between / (1 + between))
 
     def score(self, number: int, own: pd.DataFrame, df: float) -> dict[str, float]:
         others = [place for place, other in enumerate(self.sets) if other != number]
