@@ -1,4 +1,7 @@
-"""Deblur a picture through an operator of your own, and see where not to trust it: deblur.py [FILE.png]"""
+"""Deblur a picture through an operator of your own, and see where not to trust it.
+
+python examples/deblur.py [FILE.png]
+"""
 
 import sys
 

@@ -1,6 +1,6 @@
 """Handwritten digits with `fit`: one call, an entropy that finds most errors, and no split of the data.
 
-.venv/bin/python examples/digits.py
+python examples/digits.py
 """
 
 import torch

@@ -1,6 +1,6 @@
 """A pretrained backbone with a new head: the twins share what is frozen, so only the head is held twice.
 
-.venv/bin/python examples/head.py
+python examples/head.py
 """
 
 import torch

@@ -1,6 +1,6 @@
 """An adapter with error bars: LoRA on a small transformer, whose twins hold the frozen backbone once.
 
-.venv/bin/python examples/huggingface_lora.py (needs the extra huggingface)
+python examples/huggingface_lora.py (needs the extra huggingface)
 """
 
 import itertools

@@ -1,6 +1,6 @@
 """Twin-Boot with Lightning: a module as anyone writes it, the usual Trainer, and no split of the data.
 
-.venv/bin/python examples/lightning_digits.py (needs the extra lightning)
+python examples/lightning_digits.py (needs the extra lightning)
 """
 
 import lightning.pytorch as pl

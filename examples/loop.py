@@ -1,6 +1,6 @@
 """Twin-Boot in a plain PyTorch loop: handwritten digits, ten lines more than without it.
 
-.venv/bin/python examples/loop.py
+python examples/loop.py
 """
 
 import torch
@@ -18,17 +18,22 @@ test_x, test_y = datasets.standardised(images.test_x, moments), images.test_y
 bootstrap = Bootstrap(len(train))
 loader = PairedLoader(train, bootstrap, batch_size=64)
 twins = Twins(networks.small(images.classes, channels=1))
-optimizer = torch.optim.Adam(twins.parameters(), lr=1e-3)
+optimizer = torch.optim.Adam(twins.parameters(), lr=2e-3)
 due = resets.every(1)
 
-for epoch in range(1, 7):
+for epoch in range(1, 6):
+    total = 0.0
     for pair in loader:  # one batch for each twin
         with twins.sampled():  # weights + N(0, sigma^2); put back on exit
             for twin, (x, y) in zip(twins, pair, strict=True):
-                F.cross_entropy(twin(x), y).backward()
+                loss = F.cross_entropy(twin(x), y)
+                loss.backward()
+                total += loss.item()
         optimizer.step()
         optimizer.zero_grad()
         twins.update()  # sigma: how far the twins stand apart
+    largest = max(sigma.item() for sigma in twins.sigma.values())
+    print(f"epoch {epoch}: loss {total / len(loader) / len(twins):.3f}, sigma up to {largest:.3f}", flush=True)
     if due(epoch):
         twins.reset()  # both drawn anew around their mean
 

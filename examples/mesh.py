@@ -1,6 +1,6 @@
 """Twins on devices of their own: handwritten digits, with one twin in one half of the processes and one in the other.
 
-.venv/bin/torchrun --nproc-per-node 2 examples/mesh.py         # or 4, 6, ...: those of one twin share its batches
+torchrun --nproc-per-node 2 examples/mesh.py         # or 4, 6, ...: those of one twin share its batches
 """
 
 import torch

@@ -1,6 +1,6 @@
 """Twin-Boot in a scikit-learn pipeline: intervals that hold at least as many new values as they say, on average.
 
-.venv/bin/python examples/sklearn_pipeline.py (needs the extra sklearn)
+python examples/sklearn_pipeline.py (needs the extra sklearn)
 """
 
 import numpy as np

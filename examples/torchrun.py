@@ -44,8 +44,8 @@ def main(shard: bool, folder: Path, epochs: int, batch: int = 64) -> None:
     loader = PairedLoader(train, Bootstrap(len(train)), batch // distributed.get_world_size())  # its rank's share
 
     def state():
-        weights, steps = get_state_dict(twins, optimizer)
-        return {"twins": weights, "optimizer": steps, "loader": loader.state_dict()}
+        weights, of_optimizer = get_state_dict(twins, optimizer)
+        return {"twins": weights, "optimizer": of_optimizer, "loader": loader.state_dict()}
 
     done = [path.parent for path in folder.glob("epoch-*/.metadata")]  # which is written last
     if done:

@@ -1,4 +1,4 @@
-"""A small task for the methods that are compared: three kinds of images, and a network of a few units."""
+"""A small problem for the methods that are compared: three kinds of images, and a network of a few units."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from twinboot.experiments import networks
 from twinboot.experiments.images.methods import find
-from twinboot.experiments.images.single import Task, Trained
+from twinboot.experiments.images.single import Problem, Trained
 
 
 def patterns(n: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -25,11 +25,11 @@ def network(dropout: float = 0.0, seed: int = 0) -> nn.Module:
     return networks.small(3, 1, 0.125, "batch", dropout, seed)
 
 
-TASK = Task(*patterns(150, 0), network, epochs=6, batch=16, lr=0.005, samples=4, seed=0)
+PROBLEM = Problem(*patterns(150, 0), network, epochs=6, batch=16, lr=0.005, samples=4, seed=0)
 
 
-def trained(method: str, scratch: Path, task: Task = TASK, ticks: list[int] | None = None) -> Trained:
+def trained(method: str, scratch: Path, problem: Problem = PROBLEM, ticks: list[int] | None = None) -> Trained:
     if method == "ivon":
         pytest.importorskip("ivon", reason="the extra compare is not installed")
     scratch.mkdir(exist_ok=True)
-    return find(method).train(task, scratch, lambda: ticks.append(1) if ticks is not None else None)
+    return find(method).train(problem, scratch, lambda: ticks.append(1) if ticks is not None else None)

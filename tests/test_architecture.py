@@ -37,28 +37,36 @@ def module_of(path: Path) -> str:
 FILES = {module_of(path): path for path in PACKAGE.rglob("*.py")}
 
 
-def imported(module: str) -> Iterator[str]:
-    """The modules of the package that a module imports, inside functions too, but not for annotations alone."""
+def names_imported(module: str) -> Iterator[tuple[str, str, bool]]:
+    """For each import from the package, inside functions too: module, name, and whether it is for annotations alone.
+    `import twinboot.x` is name "x" of module "twinboot", and `import twinboot` name "twinboot" of module ""."""
     tree = ast.parse(FILES[module].read_text())
-    annotations = [
+    annotations = {
         node
         for block in ast.walk(tree)
         if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.unparse(block.test)
         for node in ast.walk(block)
-    ]
+    }
     package = module if FILES[module].name == "__init__.py" else module.rpartition(".")[0]
     for node in ast.walk(tree):
-        if node in annotations:
-            continue
+        found: list[tuple[str, str]] = []
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in FILES)
+            found = [(start, name) for start, _, name in (alias.name.rpartition(".") for alias in node.names)]
         elif isinstance(node, ast.ImportFrom):
             base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             start = ".".join([*base, *([node.module] if node.module else [])])
-            for alias in node.names:
-                full = f"{start}.{alias.name}"
-                if full in FILES or start in FILES:
-                    yield full if full in FILES else start
+            found = [(start, alias.name) for alias in node.names]
+        for start, name in found:
+            if (start or name).split(".")[0] == "twinboot":
+                yield start, name, node in annotations
+
+
+def imported(module: str) -> Iterator[str]:
+    """The modules of the package that a module imports, but not for annotations alone."""
+    for start, name, for_annotations in names_imported(module):
+        if not for_annotations:
+            full = f"{start}.{name}".lstrip(".")
+            yield full if full in FILES else start
 
 
 def room_of(module: str) -> str:
@@ -90,18 +98,6 @@ def test_arrows_go_one_way(module: str) -> None:
 PLAIN = {"seeds", "atomic", "extras", "checks", "batches"}
 
 
-def names_imported(module: str) -> Iterator[tuple[str, str]]:
-    """Module and name of each import from the package."""
-    package = module if FILES[module].name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(ast.parse(FILES[module].read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.rpartition(".")[::2] for alias in node.names if alias.name.startswith("twinboot."))
-        if isinstance(node, ast.ImportFrom) and (node.level or (node.module or "").startswith("twinboot")):
-            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            start = ".".join([*base, *([node.module] if node.module else [])])
-            yield from ((start, alias.name) for alias in node.names)
-
-
 def is_public(start: str, name: str) -> bool:
     if start == "twinboot":
         return name in {*twinboot.__all__, "metrics", "__version__"}
@@ -115,7 +111,7 @@ def is_public(start: str, name: str) -> bool:
 @pytest.mark.parametrize("module", sorted(m for m in FILES if m.startswith("twinboot.experiments")))
 def test_experiments_use_public_names(module: str) -> None:
     """Those of `twinboot`, and those that docs/api.md lists for experiments."""
-    found = [(start, name) for start, name in names_imported(module) if not start.startswith("twinboot.experiments")]
+    found = [(start, name) for start, name, _ in names_imported(module) if not start.startswith("twinboot.experiments")]
     assert [pair for pair in found if not is_public(*pair)] == []
 
 
@@ -134,6 +130,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 def test_the_graph_is_read_right() -> None:
     assert "twinboot.groups" in GRAPH["twinboot.twins"]
-    assert "twinboot.experiments.report" in GRAPH["twinboot.experiments.cli"]  # inside a try block
+    assert "twinboot.experiments.report" in GRAPH["twinboot.experiments.commands"]
+    assert "twinboot.experiments.commands" in GRAPH["twinboot.experiments.cli"]  # inside a function and a try block
     assert "twinboot.groups" not in GRAPH["twinboot._core.copies"]  # for annotations alone
     assert "twinboot.resets" in GRAPH["twinboot"]

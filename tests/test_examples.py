@@ -60,7 +60,9 @@ def test_digits_are_learned_in_one_call_and_the_entropy_finds_the_errors(core: d
 def test_the_plain_loop_learns_and_tells_of_mean_and_draws(core: dict[str, str]) -> None:
     said = alone("loop.py", core)
     found = re.findall(r"accuracy (0\.\d+), NLL (0\.\d+)", said.stdout)
-    assert said.stdout.startswith("mean: ")
+    epochs = [float(loss) for loss in re.findall(r"^epoch \d: loss (\d\.\d+), sigma up to 0\.\d+$", said.stdout, re.M)]
+    assert len(epochs) == 5
+    assert epochs[-1] < epochs[0] / 2
     assert len(found) == 2
     assert all(float(accuracy) > 0.88 and float(nll) < 0.4 for accuracy, nll in found)
     assert said.stderr == ""

@@ -1,6 +1,7 @@
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -31,7 +32,7 @@ class Tied(nn.Module):
 
 def sizes(model: nn.Module, groups: Any) -> dict[str, list[int]]:
     partition = Partition.of(model, groups)
-    return {name: part.flatten().tolist() for name, part in partition.named(partition.sizes).items()}
+    return {name: part.flatten().tolist() for name, part in partition.by_group(partition.sizes).items()}
 
 
 def test_layer_is_weight_and_bias_of_a_module() -> None:
@@ -129,13 +130,14 @@ def test_frozen_parameters_are_in_no_group() -> None:
 
 def test_blocks_tile_the_last_dimensions_and_may_be_cut_at_the_edges() -> None:
     partition = Partition.of(Field(30, 30), Blocks((3, 3)))
-    assert partition.named(partition.sizes)["v"].shape == (10, 10)
+    assert partition.by_group(partition.sizes)["v"].shape == (10, 10)
     assert (partition.sizes == 9).all()
     partition = Partition.of(Field(2, 5, 4), Blocks((2, 3)))
-    assert partition.named(partition.sizes)["v"].tolist() == [[[6, 2], [6, 2], [3, 1]]] * 2
+    assert partition.by_group(partition.sizes)["v"].tolist() == [[[6, 2], [6, 2], [3, 1]]] * 2
     labels = partition.labels()["v"]
     assert labels[0, 2, 1] == labels[0, 3, 2] != labels[0, 3, 3]
     assert sizes(Field(7), Blocks((3,))) == {"v": [3, 3, 1]}
+    assert Blocks(tuple(np.array([2, 3]))) == Blocks((2, 3))
 
 
 def test_a_users_function_may_name_groups_or_label_entries() -> None:
@@ -297,7 +299,7 @@ def test_every_entry_lies_in_exactly_one_group(shapes: list[tuple[int, ...]], fr
     owner = torch.cat([t.expand_as(p).flatten() for t, p in read]).long()
     assert len(owner) == sum(p.numel() for p in parameters)
     assert torch.equal(torch.bincount(owner, minlength=len(partition.sizes)), partition.sizes)
-    assert sum(part.numel() for part in partition.named(partition.sizes).values()) == len(partition.sizes)
+    assert sum(part.numel() for part in partition.by_group(partition.sizes).values()) == len(partition.sizes)
     # And the squares of each entry are summed where it reads its sigma.
     squares = torch.cat([p.flatten() for p in parameters]).double().square()
     expected = torch.zeros(len(partition.sizes), dtype=torch.float64).index_add_(0, owner, squares)

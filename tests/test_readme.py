@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from loops import classes, mlp
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import twinboot
 from twinboot import fit, invert
@@ -20,6 +20,7 @@ RUN = {  # the number of Python blocks in each page; each is run by a test below
     README: 6,
     "docs/loop.md": 6,
     "docs/fit.md": 2,
+    "docs/intervals.md": 1,
     "docs/integrations.md": 3,
     "docs/inverse.md": 1,
 }
@@ -138,6 +139,16 @@ def test_the_snippets_for_fit_run(tmp_path: Path, monkeypatch: Any) -> None:
     exec(everything, names)
     assert names["final"].best_epoch == names["found"].best_epoch
     assert names["final"].estimate.scale == names["found"].estimate.scale
+
+
+def test_the_snippet_for_intervals_runs(monkeypatch: Any) -> None:
+    monkeypatch.setattr(twinboot, "fit", partial(fit, progress=False, epochs=2))
+    names = scope()
+    x = names["x"] = names["dataset"].tensors[0]
+    names |= {"line": torch.nn.Linear(4, 1), "measurements": TensorDataset(x, x[:, :1])}
+    exec(blocks("docs/intervals.md")[0], names)
+    assert (names["low"] < names["high"]).all()
+    assert names["prediction"].df is not None
 
 
 @pytest.mark.parametrize("page", [README, "docs/inverse.md"])

@@ -533,7 +533,7 @@ def test_an_update_does_not_wait_for_a_gpu(options: dict[str, Any]) -> None:
 def test_weights_that_are_not_finite_are_noticed_by_a_reset_and_an_estimate(
     stacked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(twins_module, "check_is_due", lambda device, step: step % 100 == 0)  # as on a GPU
+    monkeypatch.setattr(twins_module, "finite_check_is_due", lambda device, step: step % 100 == 0)  # as on a GPU
     twins = Twins(mlp(), stacked=stacked)
     with torch.no_grad():
         next(twins.parameters()).fill_(math.nan)

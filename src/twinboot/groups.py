@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ._core.checks import require_number, require_types, shown
+from ._core.checks import is_whole, require_number, require_types, shown
 from ._core.ranks import cut, holders, summed
 from ._core.tensors import checksum, is_integer, split, wide
 
@@ -57,9 +57,9 @@ class Blocks:
 
     def __init__(self, block: Sequence[int]) -> None:
         sizes = block if isinstance(block, (tuple, list)) else ()
-        if not sizes or any(isinstance(b, bool) or not isinstance(b, int) or b < 1 for b in sizes):
+        if not sizes or not all(is_whole(b) and b >= 1 for b in sizes):
             raise ValueError(f"Blocks needs whole numbers of at least 1, such as Blocks((3, 3)), not {shown(block)}.")
-        object.__setattr__(self, "block", tuple(block))
+        object.__setattr__(self, "block", tuple(map(int, block)))
 
     def __call__(self, name: str, parameter: Tensor) -> Assignment:
         require_types(Blocks.__call__, locals())
@@ -118,11 +118,11 @@ class _Units:
         labels = torch.arange(parameter.shape[0], device="cpu")
         if isinstance(module, nn.modules.conv._ConvTransposeNd) and parameter.ndim > 1:
             # Stored as [in, out / groups, ...]: the outputs lie along dimension 1, one group of inputs after another.
-            share = module.out_channels // module.groups
-            if parameter.shape[:2] != (module.in_channels, share):
+            outputs = module.out_channels // module.groups
+            if parameter.shape[:2] != (module.in_channels, outputs):
                 return None  # the norms of weight_norm, which belong to the inputs
             of_input = labels // (module.in_channels // module.groups)
-            labels = of_input[:, None] * share + torch.arange(share, device="cpu")
+            labels = of_input[:, None] * outputs + torch.arange(outputs, device="cpu")
         return labels.view(*labels.shape, *[1] * (parameter.ndim - labels.ndim))
 
 
@@ -157,17 +157,17 @@ def require_kind(grouping: str) -> None:
 
 def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     """The parameters that each twin has a copy of, tied ones once."""
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    if not named:
+    found = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if not found:
         raise ValueError("the model has no trainable parameters: set requires_grad=True on those to train.")
-    for name, p in named:
+    for name, p in found:
         if isinstance(p, nn.parameter.UninitializedParameter):
             raise ValueError(f"parameter {name!r} has no shape yet: run one batch through the lazy model first.")
         if not p.is_floating_point():
             raise TypeError(f"parameter {name!r} is {p.dtype}, but twins need real floating-point parameters.")
         if p.numel() == 0:
             raise ValueError(f"parameter {name!r} has no entries: freeze it or remove it.")
-    return named
+    return found
 
 
 def _as_assignment(answer: object, name: str, parameter: Tensor) -> Assignment:
@@ -252,15 +252,15 @@ class Partition(nn.Module):
         sizes, untrained = (torch.zeros(number, dtype=torch.long, device="cpu") for _ in range(2))
         for i, (owner, (name, shape)) in enumerate(zip(owners, self.parameter_shapes.items(), strict=True)):
             places = torch.as_tensor(owner, device="cpu")
-            share = math.prod(shape) // places.numel()  # entries of the parameter for each label
-            sizes.index_add_(0, places.flatten(), torch.full_like(places.flatten(), share))
+            entries = math.prod(shape) // places.numel()  # of the parameter, for each label
+            sizes.index_add_(0, places.flatten(), torch.full_like(places.flatten(), entries))
             if isinstance(owner, Tensor):
                 self.register_buffer(f"labels_{i}", owner, persistent=False)
             if name in fixed:
                 self.register_buffer(f"fixed_{i}", fixed[name].detach().clone(), persistent=False)
                 of_fixed = places.broadcast_to(shape)[fixed[name].cpu().broadcast_to(shape)]
                 untrained.index_add_(0, of_fixed, torch.ones_like(of_fixed))
-        for group, own in self.named(sizes).items():
+        for group, own in self.by_group(sizes).items():
             if (empty := (own.flatten() == 0).nonzero()).numel():
                 raise ValueError(
                     f"label {int(empty[0])} of group {group!r} has no entries: use 0, 1, 2, ... without gaps."
@@ -287,7 +287,7 @@ class Partition(nn.Module):
         partition = cls(groups, shapes, owners, torch.zeros(start, dtype=dtype, device="cpu"), fixed_entries(model))
         return partition.to(next(iter(parameters.values())).device)
 
-    def named(self, flat: Tensor) -> dict[str, Tensor]:
+    def by_group(self, flat: Tensor) -> dict[str, Tensor]:
         """A flat vector as group name -> its part, in the group's shape."""
         parts = flat.split([math.prod(shape) for shape in self.groups.values()])
         return {name: part.view(shape) for (name, shape), part in zip(self.groups.items(), parts, strict=True)}
@@ -301,7 +301,7 @@ class Partition(nn.Module):
 
     def snapshot(self) -> dict[str, Tensor]:
         """Group name -> a copy of its sigmas."""
-        return self.named(self.sigma.clone())
+        return self.by_group(self.sigma.clone())
 
     def expand(self, like: Sequence[Tensor], scale: float = 1.0, of: Tensor | None = None) -> list[Tensor]:
         """For each parameter, the sigma of its entries: a tensor on the parameter's device that broadcasts against it,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ._core.checks import require_tensor, require_whole
 from ._core.extras import how_to_install
-from .estimate.prediction import checked_labels, entropy
+from .estimate.prediction import entropy, require_labels
 
 try:
     from torchmetrics.functional import classification
@@ -127,4 +127,4 @@ def _validated(probs: Tensor, labels: Tensor, bins: int = BINS) -> tuple[Tensor,
     if not bool((probs >= 0).all()) or not torch.allclose(total := probs.sum(1), torch.ones_like(total), atol=1e-3):
         raise ValueError("probs must be at least 0 and add up to 1 for each sample: apply softmax to logits.")
     # torchmetrics would take probabilities slightly above 1 for logits.
-    return probs / total[:, None], checked_labels(labels, probs)
+    return probs / total[:, None], require_labels(labels, probs)

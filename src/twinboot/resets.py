@@ -24,7 +24,7 @@ from typing import Literal, Protocol
 import numpy as np
 from torch import Tensor
 
-from ._core.checks import is_number, require_one_of, shown
+from ._core.checks import is_number, is_whole, require_one_of, shown
 from ._core.fingerprints import of_function
 
 Mode = Literal["sample", "mean", "centered"]
@@ -213,12 +213,12 @@ def described(schedule: Schedule) -> str:
 
 
 def _positive(schedule: str, argument: str, value: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value < 2**62:
+    if not is_whole(value) or not 1 <= value < 2**62:
         raise ValueError(f"{schedule}() needs {argument} to be a whole number of at least 1, not {shown(value)}.")
 
 
 def _counted(count: int) -> int:
-    if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or not 1 <= count < 2**62:
+    if not is_whole(count) or not 1 <= count < 2**62:
         raise ValueError(
             f"counts of epochs or steps start at 1, not {shown(count)}: ask due(epoch + 1) in a loop from 0."
         )

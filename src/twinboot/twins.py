@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from ._core import ranks, seeds
-from ._core.batches import check_is_due
+from ._core.batches import finite_check_is_due
 from ._core.checks import one_line, require_number, require_types, require_whole, shown
 from ._core.copies import Copies, Part, replicate
 from ._core.noise import normals
@@ -41,7 +41,7 @@ from .estimate.estimate import Estimate
 from .groups import Grouping, Partition
 from .resets import MODES, Mode, require_mode
 
-Hold = Callable[[Partition], Copies | Stack]  # makes the copies, or says where they are
+MakeStore = Callable[[Partition], Copies | Stack]  # makes what holds the twins' weights
 
 
 class Twins(nn.Module):
@@ -83,13 +83,13 @@ class Twins(nn.Module):
         store = Stack if stacked else Copies
         self._begin(model, groups, seed, lambda partition: store(model, partition, int(replicas)))
 
-    def _begin(self, model: nn.Module, groups: str | Grouping, seed: SupportsIndex, hold: Hold) -> None:
+    def _begin(self, model: nn.Module, groups: str | Grouping, seed: SupportsIndex, make_store: MakeStore) -> None:
         require_types(Twins.__init__, {"model": model, "groups": groups, "seed": seed})
         super().__init__()
-        self._seed = seeds.checked(seed)
+        self._seed = seeds.require_seed(seed)
         # Line 3 before line 1: the partition knows which weights are trained, and refuses wrong groups before any copy.
         self.partition = Partition.of(model, groups)  # line 3: it holds sigma, which is 0
-        self._store = hold(self.partition)  # line 1: all copies begin with the model's weights
+        self._store = make_store(self.partition)  # line 1: all copies begin with the model's weights
         self.add_module(self._store.name, self._store.module)
         # "together": the number of updates when all copies last stood at one point, here or after a reset to the mean.
         self._counts = {"draws": 0, "updates": 0, "resets": 0, "together": 0}
@@ -102,7 +102,7 @@ class Twins(nn.Module):
     @property
     def stacked(self) -> bool:
         """Whether each parameter is held once, for all twins together."""
-        return isinstance(self._store, Stack)
+        return self._store.stacked
 
     def __len__(self) -> int:
         return len(self._store)
@@ -138,16 +138,18 @@ class Twins(nn.Module):
         them uses one draw for the step. With activation checkpointing, call the twins themselves, not their methods:
         only then is a backward pass after the block noticed.
         """
-        with self._noisy(scale, generator):
+        with self._noise_block(scale, generator):
             yield
 
-    def _noisy(self, scale: float, generator: torch.Generator | None, **options: Any) -> AbstractContextManager[None]:
+    def _noise_block(
+        self, scale: float, generator: torch.Generator | None, **options: Any
+    ) -> AbstractContextManager[None]:
         require_types(Twins.sampled, {"scale": scale, "generator": generator})
         require_number("scale", scale)
         self._refuse_inside("sampled()")
         reshard(self)
         seed = self._next_seed("draws", *ranks.own())
-        return self._store.noisy(self, scale, seed, generator, **options)  # line 6: w + sigma * e, in the store
+        return self._store.with_noise(self, scale, seed, generator, **options)  # line 6: w + sigma * e, in the store
 
     @torch.no_grad()
     def update(self) -> None:
@@ -163,7 +165,7 @@ class Twins(nn.Module):
         if parts is None:  # twins in different processes do not exchange weights at every update
             return
         torch.sqrt(variance(self.partition, self.replicas, parts), out=self.partition.sigma)  # line 10
-        if check_is_due(self.partition.sigma.device, self._counts["updates"]):
+        if finite_check_is_due(self.partition.sigma.device, self._counts["updates"]):
             self._require_finite()
 
     def _require_finite(self) -> None:
@@ -217,6 +219,7 @@ class Twins(nn.Module):
         reshard(self)
         estimate = Estimate.of(self._store.models(), self.partition.scaled(scale), model)
         self._store.average_(estimate.module)
+        estimate.df_per_weight = self.replicas - 1
         return estimate
 
     def weights(self) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ def test_copies_have_trainable_weights_of_their_own_and_one_set_of_frozen_ones()
     assert first[0].weight.data_ptr() == model[0].weight.data_ptr()
     assert first[0].bias is model[0].bias
     assert len({m[1].weight.data_ptr() for m in (first, second, model)}) == 3
-    [alone] = replicate(model, share_frozen=False)
+    [alone] = replicate(model, copy_frozen=True)
     assert alone[0].weight.data_ptr() != model[0].weight.data_ptr()
 
 

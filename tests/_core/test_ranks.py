@@ -21,7 +21,7 @@ from twinboot._core import ranks
 
 
 def test_one_process_is_rank_0_of_1_and_adds_nothing_to_a_seed() -> None:
-    assert ranks.share() == (0, 1)
+    assert ranks.rank_and_size() == (0, 1)
     assert ranks.own() == ()
 
 
@@ -30,7 +30,7 @@ def test_each_process_knows_its_share() -> None:
 
 
 def asked() -> list[tuple[int, ...]]:
-    return [ranks.share(), ranks.own()]
+    return [ranks.rank_and_size(), ranks.own()]
 
 
 def test_ranks_fit_one_estimate_and_go_on_from_the_checkpoint_of_the_first(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def fitted(epochs: int, folder: str | None) -> dict[str, Any]:
     model = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 2))
     x = torch.randn(90, 4, generator=seeded(1))
     data = TensorDataset(x, (x[:, 0] > 0).long())
-    log = f"{folder}/log-{ranks.share()[0]}.csv" if folder else None
+    log = f"{folder}/log-{ranks.rank_and_size()[0]}.csv" if folder else None
     options: dict[str, Any] = {"progress": False, "optimizer": lambda p: torch.optim.Adam(p, 0.02)}
     found = fit(model, data, epochs=epochs, batch_size=8, checkpoint=folder, log=log, **options)
     del found.history["seconds"]
@@ -63,9 +63,9 @@ def test_the_mean_over_ranks() -> None:
 
 
 def mean_of_ranks() -> float:
-    own = torch.tensor(float(ranks.share()[0]))
+    own = torch.tensor(float(ranks.rank_and_size()[0]))
     found = ranks.mean(own).item()
-    assert own.item() == ranks.share()[0]
+    assert own.item() == ranks.rank_and_size()[0]
     return found
 
 
@@ -75,7 +75,7 @@ def test_all_ranks_refuse_checkpoints_that_differ(tmp_path: Path) -> None:
 
 
 def refused(folder: str) -> str:
-    own = Path(folder) / str(ranks.share()[0])  # as without a common disk, where the first rank alone writes
+    own = Path(folder) / str(ranks.rank_and_size()[0])  # as without a common disk, where the first rank alone writes
     own.mkdir()
     fitted(1, str(own))
     with pytest.raises(ValueError, match="must be one directory for all") as error:

@@ -234,7 +234,7 @@ def test_the_mean_of_split_twins_varies_as_scale_times_sigma_says(replicas: int,
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_sigma_of_a_bootstrap_is_that_of_the_mean_as_it_is(kind: Any) -> None:
-    assert Bootstrap(50, kind=kind).scale == 1
+    assert Bootstrap(50, kind=kind).scale == Bootstrap(50, kind=kind).parts == 1
 
 
 def test_same_seed_same_sample_and_replicas_and_seeds_differ() -> None:
@@ -339,3 +339,34 @@ def Bootstrap_would_be_empty(seed: int) -> bool:  # noqa: N802
     except ValueError:
         return True
     return False
+
+
+@pytest.mark.parametrize("kind", ["multinomial", "poisson", "split"])
+def test_samples_for_calibration_are_a_random_share_of_those_that_no_twin_sees(kind: Any) -> None:
+    plain, found = Bootstrap(1000, kind=kind), Bootstrap(1000, kind=kind, calibration=0.25)
+    assert torch.equal(found.counts, plain.counts)
+    assert len(plain.calibration) == 0
+    assert len(found.calibration) == len(plain.unseen) // 4
+    together = torch.cat([found.calibration, found.unseen])
+    assert torch.equal(together.sort().values, plain.unseen)
+    assert torch.equal(found.seen, plain.seen)
+    assert torch.equal(found.calibration, Bootstrap(1000, kind=kind, calibration=0.25).calibration)
+    # at random: their mean is that of uniform numbers, within four standard errors
+    assert abs(found.calibration.double().mean() - 500) < 4 * 1000 / math.sqrt(12 * len(found.calibration))
+    assert repr(found).endswith(f", {len(found.calibration)} for calibration)")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"calibration": 1.0}, "calibration must be a share below 1, such as 0.5, not 1.0"),
+        ({"calibration": -0.5}, "calibration must be a finite number of at least 0"),
+        ({"calibration": 0.5, "block": 3}, "those of clusters or blocks are not"),
+        ({"calibration": 0.5, "clusters": [0, 1] * 10}, "those of clusters or blocks are not"),
+        ({"calibration": 0.5, "cover": True}, "0 samples that no twin sees are too few to set some aside"),
+        ({"calibration": 0.5, "kind": "bayesian"}, "0 samples that no twin sees are too few to set some aside"),
+    ],
+)
+def test_a_calibration_that_cannot_be_gets_a_sentence(arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Bootstrap(20, **arguments)

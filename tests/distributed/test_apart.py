@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -447,7 +448,8 @@ def refusals() -> list[str]:
         with pytest.raises(ValueError) as error:  # noqa: PT011
             attempt()
         said.append(str(error.value))
-    twins = Apart(mlp(), init_device_mesh("cpu", (2,), mesh_dim_names=("twin",)), exchange=2)
+    twins = Apart(mlp(), init_device_mesh("cpu", (2,), mesh_dim_names=("twin",)), exchange=np.int64(2))  # type: ignore[arg-type]
+    assert twins.exchange == 2
     assert twins.share == (0, 1)
     with twins.sampled(), pytest.raises(RuntimeError, match=r"update\(\) was called inside sampled"):
         twins.update()
@@ -468,9 +470,9 @@ def test_bad_input_gets_one_sentence() -> None:
         assert all(s.startswith('mesh must have a dimension "twin", and may have "data", not (') for s in said[:3])
         assert "not ('data',): use init_device_mesh" in said[0]
         assert said[3].startswith("the mesh has room for one twin, but at least two are needed")
-        assert said[4] == "exchange must be None or a whole number of at least 1, not 0."
-        assert said[5] == "exchange must be None or a whole number of at least 1, not 'often'."
-        assert said[6] == "sketch must be None or a whole number of at least 1, not True."
+        assert said[4] == "exchange must be a whole number of at least 1, not 0; None is for never."
+        assert said[5] == "exchange must be a whole number of at least 1, not 'often'; None is for never."
+        assert said[6] == "sketch must be a whole number of at least 1, not True; None is for never."
         assert said[7] == "exchange and sketch are both None, so sigma would stay 0: give one of them."
         assert said[8] == said[9]
         assert said[8].startswith("the ranks disagree")

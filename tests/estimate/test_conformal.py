@@ -1,12 +1,14 @@
-"""Conformal quantiles, against the probability that ranks give them."""
+"""Conformal quantiles, sets and intervals, against the probability that ranks give them."""
 
 import math
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from twinboot.estimate.conformal import quantile
+from twinboot import Prediction
+from twinboot.estimate.conformal import Scores, noise_variance, of_classes, quantile
 
 
 @pytest.mark.parametrize(("n", "level"), [(9, 0.9), (18, 0.9), (30, 0.5), (57, 0.8)])
@@ -73,3 +75,65 @@ def test_scores_that_have_no_order_are_refused(scores: Any) -> None:
 def test_weights_that_weigh_nothing_are_refused(weight: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         quantile(np.arange(5.0), 0.5, weight)
+
+
+@pytest.mark.parametrize("n", [8, 9, 19, 57])
+@pytest.mark.parametrize("level", [0.1, 0.5, 0.9])
+def test_scores_of_samples_have_the_quantile_of_scores_with_equal_weights(n: int, level: float) -> None:
+    values = np.sort(np.random.default_rng(1).exponential(size=(n, 2)), axis=0)
+    scores = Scores(torch.from_numpy(values), None, {})
+    expected = [quantile(values[:, column], level) for column in range(2)]
+    if math.isfinite(expected[0]):
+        assert scores.quantile(level).tolist() == expected
+    else:
+        with pytest.warns(
+            UserWarning, match=r"^sets of level 0.9 have all classes.* need 9 samples .*, but there are 8"
+        ):
+            assert scores.quantile(level).tolist() == expected
+
+
+def test_the_score_of_a_class_is_the_probability_of_the_more_probable_ones() -> None:
+    probs = torch.rand(6, 5, 3, generator=torch.Generator().manual_seed(0)).softmax(1)
+    above = probs[:, None] > probs[:, :, None]  # [inputs, class, other class, ...]
+    expected = (above * probs[:, None]).sum(2).double()
+    torch.testing.assert_close(of_classes(probs), expected, atol=1e-7, rtol=0)
+    assert (of_classes(probs).min(1).values == 0).all()
+
+
+@pytest.mark.parametrize(("n", "level"), [(9, 0.9), (40, 0.8), (100, 0.95)])
+def test_sets_and_intervals_contain_new_samples_as_often_as_theory_says(n: int, level: float) -> None:
+    """Also for a model that is wrong: its probabilities are those of other logits, and its spread is too small. The
+    most probable class is right in fewer than 75 % of the cases, so that scores of 0, which are equal, do not
+    matter."""
+    draws = 2000
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(draws * (n + 1), 6, generator=generator)
+    labels = torch.multinomial((1.5 * logits).softmax(1), 1, generator=generator).squeeze(1)
+    probs = (4 * logits + torch.randn(logits.shape, generator=generator)).softmax(1)
+    assert (probs.argmax(1) == labels).float().mean() < 0.75
+    noise = torch.randn(draws * (n + 1), generator=generator)
+    spread = 0.1 + torch.rand(draws * (n + 1), generator=generator)
+    in_set = in_interval = 0
+    for part in torch.arange(draws * (n + 1)).split(n + 1):
+        past, new = part[:-1], part[-1:]
+        for task, mean, target in (("classification", probs, labels), ("regression", 0 * noise, 3 * spread * noise**3)):
+            known = Prediction(task, mean[past], spread[past])  # type: ignore[arg-type]
+            scores = Scores(known.scores_of(target[past], 0.1).sort().values, 0.1, {})
+            found = Prediction(task, mean[new], spread[new], scores=scores)  # type: ignore[arg-type]
+            if task == "classification":
+                in_set += int(found.set(level)[0, labels[new]])
+            else:
+                low, high = found.conformal_interval(level)
+                in_interval += int(low <= target[new] <= high)
+    expected = math.ceil(round((n + 1) * level, 9)) / (n + 1)
+    assert level <= expected <= level + 1 / (n + 1)
+    for inside in (in_set, in_interval):
+        assert abs(inside / draws - expected) < 4 * math.sqrt(expected * (1 - expected) / draws)
+
+
+def test_noise_is_what_the_spread_leaves_of_the_errors() -> None:
+    errors = np.array([3.0, -3.0, 3.0, -3.0])
+    assert noise_variance(errors, np.full(4, 2.0)) == pytest.approx(5)
+    assert noise_variance(errors, np.full(4, 9.0)) == pytest.approx(0.05 * 9)
+    weight = np.array([1.0, 1.0, 0.0, 0.0])
+    assert noise_variance(np.array([3.0, 3.0, 8.0, 8.0]), np.zeros(4), weight) == pytest.approx(9)

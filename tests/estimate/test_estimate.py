@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from twinboot import Blocks, Estimate, Prediction, Twins, fit
 from twinboot._core.seeds import derive
 from twinboot.estimate.prediction import TASKS
+from twinboot.estimate.student import half_width
 
 
 def trained(model: nn.Module | None = None, **options: Any) -> Twins:
@@ -519,8 +520,8 @@ def test_it_says_what_calibration_found() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"samples": 1}, "samples must be a whole number of at least 2, not 1; 0 is for the mean model alone"),
-        ({"samples": -2}, "samples must be a whole number of at least 2, not -2; 0 is"),
+        ({"samples": 1}, "samples must be 0, for the mean alone, or at least 2, for a spread, not 1"),
+        ({"samples": -2}, "samples must be 0, for the mean alone, or at least 2, for a spread, not -2"),
         ({"task": "ranking"}, 'unknown task \'ranking\': use "classification", "regression" or "gaussian"'),
         ({"task": ""}, "unknown task ''"),
         ({"task": "gaussian"}, r"gaussian needs a mean and a log-variance .* shape \(23, 3\)"),
@@ -572,9 +573,12 @@ def test_a_variance_that_the_model_predicts_is_the_noise_of_measurements(vectori
     assert found.noise is not None
     torch.testing.assert_close(found.noise, logarithms.exp().mean(0).sqrt())
     low, high = found.interval(0.95)
-    half = 1.959964 * (found.std.square() + found.noise.square()).sqrt()
-    torch.testing.assert_close((high - low) / 2, half)
-    expected = [own.interval(0.95, noise=0.0)[0] for own in (found, Prediction("regression", found.mean, found.std))]
+    variance = found.std.square() + found.noise.square()
+    assert found.df is not None
+    df = found.df * (variance / found.std.square()) ** 2  # the noise counts as known
+    torch.testing.assert_close((high - low) / 2, half_width(0.95, df) * variance.sqrt())
+    values = Prediction("regression", found.mean, found.std, df=found.df)
+    expected = [own.interval(0.95, noise=0.0)[0] for own in (found, values)]
     torch.testing.assert_close(*expected)  # of the expected value
     normal = torch.distributions.Normal(found.mean, (found.std.square() + found.noise.square()).sqrt())
     target = torch.zeros(len(X), 3)
@@ -652,3 +656,72 @@ def test_update_batchnorm_leaves_the_callers_tensors_alone() -> None:
 def test_an_estimate_is_of_some_copies() -> None:
     with pytest.raises(ValueError, match="there are no copies to take the mean of"):
         Estimate.of([], Twins(mlp()).partition)
+
+
+def calibrated(task: str, **options: Any) -> tuple[Estimate, Tensor]:
+    estimate = doubtful(mlp(outputs=2 if task == "gaussian" else 3))
+    estimate.task = task  # type: ignore[assignment]
+    x, labels = classes(50).tensors
+    target = (
+        labels if task == "classification" else torch.randn(50, 1 if task == "gaussian" else 3, generator=seeded(2))
+    )
+    estimate.conformalize(TensorDataset(x, target), batch_size=16, **options)
+    return estimate, target
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("samples", [0, 6])
+def test_scores_are_those_of_the_predictions_and_predictions_with_the_same_settings_have_them(
+    task: Any, samples: int
+) -> None:
+    estimate, target = calibrated(task, samples=samples)
+    x = classes(50).tensors[0]
+    assert estimate.scores is not None
+    found = estimate.predict(x, samples, batch_size=16)
+    torch.testing.assert_close(estimate.scores.values, found.scores_of(target).sort(0).values)
+    assert found.scores is estimate.scores
+    if task == "classification":
+        inside = found.set(0.8)[torch.arange(50), target]
+    else:
+        low, high = found.conformal_interval(0.8)
+        inside = (low - 1e-5 <= target) & (target <= high + 1e-5)  # one of them is at the end itself, up to rounding
+    # of the calibration samples themselves, as many as the rank says; more only where scores are equal
+    assert (inside.sum(0) >= math.ceil(51 * 0.8)).all()
+    assert task == "classification" or (inside.sum(0) == math.ceil(51 * 0.8)).all()
+
+
+@pytest.mark.parametrize(
+    "change", [{"samples": 7}, {"seed": 1}, {"scale": 2.0}, {"temperature": 2.0}, {"task": "regression"}]
+)
+def test_predictions_with_other_settings_have_no_scores(change: dict[str, Any]) -> None:
+    estimate, _ = calibrated("classification", samples=6)
+    options = {"samples": 6, **change}
+    estimate.temperature = options.pop("temperature", 1.0)
+    assert estimate.predict(X, **options).scores is None
+
+
+def test_noise_and_samples_that_are_of_no_use_get_a_sentence() -> None:
+    estimate, _ = calibrated("regression", noise=0.5)
+    assert estimate.scores is not None
+    assert estimate.scores.noise == 0.5
+    x, labels = classes(20).tensors
+    with pytest.raises(ValueError, match="noise must be a finite number above 0"):
+        estimate.conformalize(TensorDataset(x, labels), noise=0)
+    with pytest.raises(ValueError, match=r"the targets have shape \(20,\), but the model gives \(20, 3\)"):
+        estimate.conformalize(TensorDataset(x, labels))
+    with pytest.raises(TypeError, match="conformalize has no option 'batchsize': did you mean 'batch_size'"):
+        estimate.conformalize(TensorDataset(x, labels), batchsize=3)
+    with pytest.raises(ValueError, match="outputs that are not finite for these samples"):
+        estimate.conformalize(TensorDataset(x * math.inf, torch.zeros(20, 3)))
+
+
+def test_the_noise_of_measurements_is_what_the_draws_leave_of_the_errors() -> None:
+    """The variance of 20,000 normal errors is known to a hundredth."""
+    estimate = doubtful(nn.Linear(4, 1), sigma=0.1)
+    x = torch.randn(20_000, 4, generator=seeded(0))
+    mean = estimate.predict(x, task="regression").mean
+    with torch.no_grad():
+        data = TensorDataset(x, mean + 2 * torch.randn(mean.shape, generator=seeded(1)))
+    spread = estimate.predict(x, task="regression").std.square().mean().item()
+    assert estimate.noise(data) ** 2 == pytest.approx(4 - spread, abs=4 * 4 * math.sqrt(2 / 20_000))
+    assert estimate.noise(data, samples=0) ** 2 > estimate.noise(data) ** 2

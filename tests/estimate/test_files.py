@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from loops import assert_same_bits, mlp
+from loops import assert_same_bits, classes, mlp
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -87,6 +87,9 @@ def rewritten(saved: Path, sign: bool, tensors: dict[str, Any], header: dict[str
     save_file(content, saved, metadata=kept)
 
 
+SCORES = {"calibration": '{"temperature": 1, "scale": 1, "scores": {"noise": null, "settings": {}}}'}
+
+
 @pytest.mark.parametrize("sign", [False, True])
 @pytest.mark.parametrize(
     ("tensors", "header"),
@@ -102,6 +105,15 @@ def rewritten(saved: Path, sign: bool, tensors: dict[str, Any], header: dict[str
         ({}, {"calibration": '{"temperature": 1, "scale": NaN}'}),
         ({}, {"calibration": '{"temperature": 1, "scale": 1, "task": "guess"}'}),
         ({}, {"calibration": '{"temperature": 1, "scale": 1, "dropout": 0.5}'}),
+        ({}, {"calibration": '{"temperature": 1, "scale": 1, "df_per_weight": 0}'}),
+        ({}, {"calibration": '{"temperature": 1, "scale": 1, "scores": {"noise": null, "settings": {}}}'}),
+        ({"scores": torch.tensor([2.0, 1.0])}, SCORES),
+        ({"scores": torch.tensor([1.0, float("inf")])}, SCORES),
+        ({"scores": torch.tensor([-1.0, 1.0])}, SCORES),
+        ({"scores": torch.tensor([1, 2])}, SCORES),
+        ({"scores": torch.empty(0)}, SCORES),
+        ({"scores": torch.ones(2)}, {"calibration": SCORES["calibration"].replace("null", "-1")}),
+        ({"scores": torch.ones(2)}, {"calibration": SCORES["calibration"].replace("{}", "0")}),
         ({"sigma": torch.tensor([0.1, float("nan")])}, {}),
         ({"sigma": torch.tensor([0.1, -0.1])}, {}),
         ({"sigma": torch.tensor([0.1])}, {}),
@@ -211,3 +223,22 @@ def test_a_lazy_model_without_shapes_gets_a_sentence(saved: Path) -> None:
         ValueError, match=r"parameter '0.weight' has no shape yet: run one batch through the lazy model"
     ):
         Estimate.load(saved, nn.Sequential(nn.LazyLinear(3)))
+
+
+def test_degrees_of_freedom_and_scores_are_kept_and_files_without_them_have_none(saved: Path) -> None:
+    assert Estimate.load(saved, mlp()).df_per_weight == 1
+    estimate = Twins(mlp(), replicas=4).estimate()
+    estimate.task = "classification"
+    estimate.conformalize(classes(30), samples=0)
+    estimate.save(saved)
+    loaded = Estimate.load(saved, mlp())
+    assert loaded.df_per_weight == 3
+    assert loaded.scores is not None
+    assert estimate.scores is not None
+    assert_same_bits(loaded.scores.values, estimate.scores.values)
+    x = torch.randn(5, 4)
+    assert torch.equal(loaded.predict(x, 0).set(0.8), estimate.predict(x, 0).set(0.8))
+    rewritten(saved, True, {}, {"calibration": '{"temperature": 1, "scale": 1}'})
+    old = Estimate.load(saved, mlp())
+    assert (old.df_per_weight, old.scores) == (None, None)
+    assert torch.equal(old.df["0"], torch.tensor(float("inf")))

@@ -150,7 +150,9 @@ def test_dropout_is_saved_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "dropout=True" in repr(loaded)
     write = files.write
     monkeypatch.setattr(
-        files, "write", lambda *args: write(*args[:-1], {k: args[-1][k] for k in ("temperature", "scale")})
+        files,
+        "write",
+        lambda *args, **more: write(*args[:-1], {k: args[-1][k] for k in ("temperature", "scale")}, **more),
     )
     estimate.save(tmp_path / "old.safetensors")  # as it was before there was dropout
     assert not Estimate.load(tmp_path / "old.safetensors", estimate.module).dropout

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 from statistics import NormalDist
 from typing import Any
@@ -8,7 +9,9 @@ from loops import seeded
 from torch.distributions import Categorical, Normal
 
 from twinboot import Prediction
+from twinboot.estimate.conformal import Scores
 from twinboot.estimate.prediction import Moments, combine
+from twinboot.estimate.student import half_width
 
 
 def predict(outputs: torch.Tensor, task: str, blocks: list[int], chunk: int) -> Prediction:
@@ -107,6 +110,67 @@ def test_the_mean_model_alone_has_no_interval_without_noise() -> None:
     assert [len(end) for end in empty] == [0, 0]
 
 
+def test_intervals_are_those_of_students_t_and_known_noise_adds_degrees_of_freedom() -> None:
+    prediction = Prediction("regression", torch.zeros(2), torch.tensor([3.0, 0.0]), df=2.0)
+    noise = torch.tensor([4.0, 4.0])
+    _, high = prediction.interval(0.9, noise)
+    # df (25 / 9)^2 by Satterthwaite, and a normal distribution where there is noise alone
+    expected = [5 * half_width(0.9, 2 * (25 / 9) ** 2), 4 * half_width(0.9)]
+    torch.testing.assert_close(high, torch.tensor(expected))
+    each = Prediction("regression", torch.zeros(2), torch.ones(2), df=torch.tensor([1.0, 9.0]))
+    torch.testing.assert_close(each.interval(0.9)[1], torch.tensor([half_width(0.9, df) for df in (1, 9)]))
+
+
+@pytest.mark.parametrize("draws", [2, 8])
+def test_draws_have_one_degree_of_freedom_fewer_than_there_are(draws: int) -> None:
+    """So do the members of an ensemble: 90 % intervals from a few of them contain the value in 90 % of the cases."""
+    n = 20_000
+    generator = seeded(0)
+    true, spread = torch.zeros(n), torch.rand(n, generator=generator) + 0.5
+    center = spread * torch.randn(n, generator=generator)
+    prediction = predict(center + spread * torch.randn(draws, n, generator=generator), "regression", [draws], n)
+    assert prediction.df == max(draws - 1, 1)
+    low, high = dataclasses.replace(prediction, mean=center).interval(0.9)
+    covered = ((low < true) & (true < high)).double().mean().item()
+    assert abs(covered - 0.9) < 4 * math.sqrt(0.9 * 0.1 / n)
+
+
+def test_the_mean_alone_has_no_degrees_of_freedom() -> None:
+    assert predict(torch.zeros(1, 3), "regression", [1], 3).df is None
+
+
+def test_sets_and_conformal_intervals_need_scores_of_the_same_kind() -> None:
+    values = Prediction("regression", torch.zeros(2), torch.ones(2))
+    classes = Prediction("classification", torch.tensor([[0.2, 0.7, 0.1]]), torch.zeros(1, 3), torch.zeros(1))
+    for calibrated in (values.conformal_interval, classes.set):
+        with pytest.raises(
+            ValueError, match=r"no scores of calibration samples: use fit\(calibration=0.5\) or estimate"
+        ):
+            calibrated()
+    with pytest.raises(AttributeError, match=r'set\(\) is for task="classification"'):
+        values.set()
+    with pytest.raises(AttributeError, match=r'conformal_interval\(\) is for task="regression" or'):
+        classes.conformal_interval()
+    scores = Scores(torch.tensor([0.0, 0.0, 0.7, 0.7]).double(), None, {})
+    some = dataclasses.replace(classes, scores=scores)
+    assert [some.set(level).tolist() for level in (0.4, 0.6)] == [[[False, True, False]], [[True, True, False]]]
+    with pytest.warns(UserWarning, match="have all classes"):
+        assert some.set(0.9).all()
+    with pytest.raises(ValueError, match=r"level must lie between 0 and 1, such as 0.9, not 90"):
+        some.set(90)
+
+
+def test_conformal_intervals_have_one_width_unless_the_noise_is_known() -> None:
+    prediction = Prediction("regression", torch.zeros(2), torch.tensor([3.0, 0.0]))
+    for noise, widths in ((None, [2.0, 2.0]), (4.0, [10.0, 8.0])):
+        scores = Scores(torch.ones(9).double(), noise, {})
+        low, high = dataclasses.replace(prediction, scores=scores).conformal_interval(0.9)
+        assert (high - low).tolist() == widths
+    gaussian = dataclasses.replace(prediction, task="gaussian", noise=torch.tensor([4.0, 4.0]))
+    low, high = dataclasses.replace(gaussian, scores=Scores(torch.ones(9).double(), None, {})).conformal_interval(0.9)
+    assert (high - low).tolist() == [10.0, 8.0]
+
+
 def test_predictions_can_be_compared_and_kept_in_a_set() -> None:
     one, other = (Prediction("regression", torch.zeros(4), torch.ones(4)) for _ in range(2))
     assert one == one
@@ -157,7 +221,7 @@ def test_what_belongs_to_the_other_task_gets_a_sentence() -> None:
     classification = Prediction("classification", torch.ones(2, 2) / 2, torch.zeros(2, 2), torch.zeros(2))
     with pytest.raises(AttributeError, match=r'interval\(\) is for task="regression" or task="gaussian", but this'):
         classification.interval()
-    with pytest.raises(ValueError, match=r"level must lie between 0 and 1, such as 0.95, not 95"):
+    with pytest.raises(ValueError, match=r"level must lie between 0 and 1, such as 0.9, not 95"):
         regression.interval(95)
     with pytest.raises(ValueError, match="a prediction without spread has no likelihood: give the noise"):
         Prediction("regression", torch.zeros(2), torch.zeros(2)).nll(torch.zeros(2))

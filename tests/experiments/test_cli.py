@@ -11,7 +11,7 @@ import pytest
 import toy
 
 import twinboot
-from twinboot.experiments import cli
+from twinboot.experiments import cli, commands
 from twinboot.experiments.images import config as images_config
 from twinboot.experiments.runner.store import load
 from twinboot.experiments.wells import basins
@@ -22,7 +22,7 @@ TINY = ["--seeds", "5", "--size", "20", "--epochs", "13"]
 @pytest.fixture
 def toys(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command line with two experiments that take no time."""
-    monkeypatch.setattr(cli, "EXPERIMENTS", {"first": toy, "second": toy})
+    monkeypatch.setattr(commands, "EXPERIMENTS", {"first": toy, "second": toy})
 
 
 def fails(arguments: list[str], code: int, capsys: Any) -> str:
@@ -40,7 +40,7 @@ def test_help_names_every_command(capsys: Any) -> None:
         cli.main(["--help"])
     assert end.value.code == 0
     said = capsys.readouterr().out
-    assert all(name in said for name in (*cli.EXPERIMENTS, "reproduce", "figure", "report", "--version"))
+    assert all(name in said for name in (*commands.EXPERIMENTS, "reproduce", "figure", "report", "--version"))
 
 
 @pytest.mark.parametrize("command", ["reproduce", "gaussian"])
@@ -50,15 +50,26 @@ def test_help_tells_where_quick_runs_go(command: str, capsys: Any) -> None:
     assert "out/quick by default with --quick" in " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
-@pytest.mark.parametrize("command", list(cli.EXPERIMENTS))
+@pytest.mark.parametrize("command", list(commands.EXPERIMENTS))
 def test_every_flag_of_a_config_has_help_with_its_reason(command: str, capsys: Any) -> None:
     with pytest.raises(SystemExit) as end:
         cli.main([command, "--help"])
     assert end.value.code == 0
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    for name in cli.EXPERIMENTS[command].Config.__dataclass_fields__:
+    for name in commands.EXPERIMENTS[command].Config.__dataclass_fields__:
         assert f"--{name.replace('_', '-')} " in said
     assert "Appendix A." in said
+
+
+def test_help_shows_the_type_of_a_flag_and_only_defaults_that_say_something(capsys: Any) -> None:
+    for command in ("images", "fwi", "report", "reproduce"):
+        with pytest.raises(SystemExit):
+            cli.main([command, "--help"])
+        said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        assert not re.search(r"\{None\}|default: (None|False|''|)\)", said)
+        flags = {"images": "--methods STR ...", "fwi": "--window INT INT INT INT", "report": "--page PATH"}
+        assert flags.get(command, "--seed INT") in said
+        assert (command == "report") or "(default: 1)" in said
 
 
 @pytest.mark.parametrize(
@@ -113,7 +124,7 @@ def test_a_run_writes_its_files_and_a_figure_can_be_drawn_again(tmp_path: Path, 
     assert said.err == ""  # no bar where there is no terminal
     assert f"figure: {tmp_path / 'basins' / 'figure.png'}" in said.out
     assert "different wells" in said.out
-    run = load(tmp_path / "basins", cli.EXPERIMENTS)
+    run = load(tmp_path / "basins", commands.EXPERIMENTS)
     assert run.config == basins.Config(seeds=5, size=20, epochs=13)
     picture = tmp_path / "basins" / "figure.png"
     first = picture.read_bytes()
@@ -125,15 +136,15 @@ def test_a_run_writes_its_files_and_a_figure_can_be_drawn_again(tmp_path: Path, 
 
 def test_quick_sets_the_defaults_and_flags_come_on_top(toys: None, tmp_path: Path) -> None:
     assert cli.main(["first", "--quick", "--scale", "2", "--seed", "9", "--out", str(tmp_path)]) == 0
-    assert load(tmp_path / "first", cli.EXPERIMENTS).config == toy.Config(sizes=(1,), scale=2.0, seed=9)
+    assert load(tmp_path / "first", commands.EXPERIMENTS).config == toy.Config(sizes=(1,), scale=2.0, seed=9)
     assert cli.main(["second", "--full", "--out", str(tmp_path)]) == 0
-    assert load(tmp_path / "second", cli.EXPERIMENTS).config == toy.Config()
+    assert load(tmp_path / "second", commands.EXPERIMENTS).config == toy.Config()
 
 
 def test_reproduce_runs_all_with_the_seed_and_names_the_report(toys: None, tmp_path: Path, capsys: Any) -> None:
     assert cli.main(["reproduce", "--quick", "--seed", "4", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"report: {tmp_path / 'report.html'}"
-    assert [load(tmp_path / name, cli.EXPERIMENTS).config.seed for name in ("first", "second")] == [4, 4]
+    assert [load(tmp_path / name, commands.EXPERIMENTS).config.seed for name in ("first", "second")] == [4, 4]
 
 
 def test_presets_of_an_experiment_lie_side_by_side_and_are_all_reported(
@@ -244,17 +255,24 @@ def test_a_full_disk_and_no_utf8_get_one_line_or_less() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_import_of_the_package_stays_light() -> None:
-    heavy = "{'matplotlib', 'pandas', 'tyro', 'rich'} & set(sys.modules)"
-    code = f"import sys, twinboot; sys.exit(str({heavy}) if {heavy} else 0)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        ("import twinboot", ("matplotlib", "pandas", "tyro", "rich")),
+        ("from twinboot.experiments import cli; cli.main(['--version'])", ("matplotlib", "pandas", "tyro", "rich")),
+        ("from twinboot.experiments import commands", ("torchmetrics", "transformers")),
+    ],
+)
+def test_what_is_not_needed_is_not_imported(code: str, heavy: tuple[str, ...]) -> None:
+    check = f"import sys; found = {set(heavy)} & set(sys.modules); sys.exit(str(found) if found else 0)"
+    assert subprocess.run([sys.executable, "-c", f"{code}; {check}"]).returncode == 0
 
 
 def test_an_error_of_files_without_a_number_is_told_in_its_own_words(monkeypatch: Any, capsys: Any) -> None:
-    def full(arguments: list[str]) -> None:
+    def full(arguments: list[str]) -> int:
         raise OSError("can't write epoch-2.pt: the disk is full.")
 
-    monkeypatch.setattr(cli, "_carry_out", full)
+    monkeypatch.setattr(commands, "main", full)
     assert fails(["images"], 1, capsys) == "twinboot: can't write epoch-2.pt: the disk is full.\n"
 
 

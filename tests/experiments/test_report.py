@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import toy
 
-from twinboot.experiments import cli, fwi, gaussian, images, plots, seismic
+from twinboot.experiments import cli, commands, fwi, gaussian, images, plots, seismic
 from twinboot.experiments.report import ORDER, TITLE, help_of, write_page, write_report
 from twinboot.experiments.runner.experiment import Verdict
 from twinboot.experiments.runner.store import carry_out, load
@@ -172,7 +172,7 @@ def test_the_report_of_the_real_experiments_in_a_browser(tmp_path: Path, monkeyp
             "return [...document.querySelectorAll('section')].map(s => [s.id, s.querySelectorAll('.numbers').length,"
             " s.querySelectorAll('.verdict').length, s.querySelectorAll('table.config tbody tr').length])"
         )
-        fields = {name: len(module.Config.__dataclass_fields__) for name, module in cli.EXPERIMENTS.items()}
+        fields = {name: len(module.Config.__dataclass_fields__) for name, module in commands.EXPERIMENTS.items()}
         expected = [["gaussian", 2, 4], ["basins", 1, 3], ["sweeps", 1, 5], ["images", 2, 6], ["seismic", 6, 4]]
         expected += [["regimes", 2, 2], ["estimates", 2, 2], ["fwi", 1, 2]]
         assert sections == [[*row, fields[str(row[0])]] for row in expected]
@@ -208,7 +208,7 @@ def test_words_of_the_page_are_there_as_markdown_too(page: Path) -> None:
 def test_a_page_of_the_docs_has_its_figures_beside_it(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "EXPERIMENTS", {"first": toy, "second": toy})
+    monkeypatch.setattr(commands, "EXPERIMENTS", {"first": toy, "second": toy})
     words = ["--title", "Of toys", "--about", "They are small.", "--prefix", "toy-"]
     docs = tmp_path / "docs"
     assert cli.main(["report", str(tmp_path), "--page", str(docs / "toys.md"), *words]) == 0
@@ -225,7 +225,7 @@ def test_a_page_of_the_docs_has_its_figures_beside_it(
 def test_a_folder_gets_a_page_for_each_run_and_keeps_its_other_pages(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "EXPERIMENTS", {"first": toy, "second": toy})
+    monkeypatch.setattr(commands, "EXPERIMENTS", {"first": toy, "second": toy})
     docs = tmp_path / "docs"
     assert cli.main(["report", str(tmp_path), "--page", f"{docs}/results/"]) == 0
     assert sorted(place.name for place in docs.rglob("*.*")) == ["first.md", "first.png", "second.md", "second.png"]
@@ -316,12 +316,14 @@ def test_page_names_the_runs_that_were_quick(page: Path, tmp_path: Path) -> None
     plots.save(lambda: toy.figure(run.config, run.tables), tmp_path / "quick" / "first")
     write_report([run], tmp_path / "quick")
     text = (tmp_path / "quick/report.html").read_text()
-    assert "Do not quote the verdicts of: A toy &lt;experiment&gt; &amp; more." in text
+    assert '<p class="note">Made with --quick, from few seeds. Do not quote any verdict of this report.</p>' in text
     assert text.index("Do not quote") < text.index("Claims of the paper")  # read before what it is about
     docs = write_page([run], tmp_path / "docs" / "toys.md", tmp_path / "docs" / "figures")
     for place, title in ((tmp_path / "quick/report.md", TITLE), (docs, TOY)):
-        said = "> Made with `--quick`, from few seeds. Do not quote the verdicts of: A toy"
+        said = "> Made with --quick, from few seeds. Do not quote any verdict of this report.\n"
         assert place.read_text().startswith(f"# {title}\n\n{said}")
+    mixed = write_page([run, load(tmp_path / "first", {"first": toy})], docs, tmp_path / "docs" / "figures")
+    assert "Do not quote the verdicts of: A toy &lt;experiment&gt; &amp; more.\n" in mixed.read_text()
 
 
 def test_both_kinds_of_page_name_the_runs_that_are_not_finished(page: Path, tmp_path: Path) -> None:

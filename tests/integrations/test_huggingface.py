@@ -36,6 +36,7 @@ from transformers import (
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from twinboot import Bootstrap, PairedLoader, Protocol, Twins, pool_gradients, resets
+from twinboot.estimate.conformal import Scores
 from twinboot.integrations.huggingface import REPLACED, TwinTrainer, load
 from twinboot.training import checkpoints
 
@@ -452,7 +453,7 @@ def test_predict_averages_over_the_draws_of_the_estimate(tmp_path: Path) -> None
     mean = trainer.predict(data, samples=0)
     assert torch.allclose(mean.probs, estimate(inputs(data)).logits.softmax(1))
     assert trainer.predict(data, scale=0.0).std.max() < 1e-6
-    with pytest.raises(ValueError, match="samples must be a whole number of at least 2"):
+    with pytest.raises(ValueError, match="samples must be 0, for the mean alone, or at least 2"):
         trainer.predict(data, samples=1)
 
 
@@ -727,7 +728,10 @@ def test_a_saved_model_loads_with_from_pretrained_and_as_an_estimate(tmp_path: P
 @pytest.mark.parametrize("lora", [False, True])
 def test_the_settings_of_the_estimate_are_saved_and_loaded(tmp_path: Path, lora: bool) -> None:
     trainer = trained(adapted() if lora else bert(), tmp_path, num_train_epochs=1)
-    chosen = {"temperature": 1.7, "scale": 0.5, "dropout": True, "task": "regression"}
+    assert trainer.estimate().df_per_weight == 1
+    scores = Scores(torch.ones(3), None, {"samples": 32})
+    chosen = {"temperature": 1.7, "scale": 0.5, "dropout": True, "task": "regression", "df_per_weight": 3}
+    trainer.estimate().scores = scores
     for name, value in chosen.items():
         setattr(trainer.estimate(), name, value)
     trainer.save_model(str(tmp_path / "final"))
@@ -737,6 +741,9 @@ def test_the_settings_of_the_estimate_are_saved_and_loaded(tmp_path: Path, lora:
         plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "final")
     estimate = load(tmp_path / "final", plain)
     assert {name: getattr(estimate, name) for name in chosen} == chosen
+    assert estimate.scores is not None
+    assert torch.equal(estimate.scores.values, scores.values)
+    assert estimate.scores.settings == scores.settings
     x = {"input_ids": inputs(sentences())}
     assert torch.equal(estimate.predict(x, 4).std, trainer.estimate().predict(x, 4).std)
 

@@ -34,7 +34,7 @@ from twinboot.integrations.sklearn import (
     RowSplit,
     TwinBootClassifier,
     TwinBootRegressor,
-    mean_and_scale,
+    center_and_spread,
     sort_rows,
     split_rows,
 )
@@ -593,24 +593,24 @@ def test_the_split_of_rows_has_no_overlap_even_for_small_tables(n: int, set_asid
 def test_mean_and_scale_follow_the_units_of_the_values(factor: float) -> None:
     values, _, weight = table()
     values[:, 2] = 7.0  # a constant
-    center, spread = mean_and_scale(values, weight)
-    for found, expected in zip(mean_and_scale(factor * values, weight), (center, spread), strict=True):
+    center, spread = center_and_spread(values, weight)
+    for found, expected in zip(center_and_spread(factor * values, weight), (center, spread), strict=True):
         np.testing.assert_allclose(found[:2] / factor, expected[:2], rtol=1e-12)
     exact = 2.0 ** round(math.log2(factor))
-    for found, expected in zip(mean_and_scale(exact * values, weight), (center, spread), strict=True):
+    for found, expected in zip(center_and_spread(exact * values, weight), (center, spread), strict=True):
         np.testing.assert_array_equal(found / exact, expected)
 
 
 def test_mean_and_scale_of_ordinary_values_equal_numpys_bit_for_bit() -> None:
     values, _, weight = table()
-    center, spread = mean_and_scale(values, weight)
+    center, spread = center_and_spread(values, weight)
     np.testing.assert_array_equal(center, np.average(values, axis=0, weights=weight))
     variance = np.average((values - center) ** 2, axis=0, weights=weight)
     np.testing.assert_array_equal(spread, np.sqrt(variance))
 
 
 def test_mean_and_scale_of_values_of_very_different_size() -> None:
-    center, spread = mean_and_scale(np.array([[1e300, 5e-324], [1.0, 0.0]]), np.ones(2))
+    center, spread = center_and_spread(np.array([[1e300, 5e-324], [1.0, 0.0]]), np.ones(2))
     np.testing.assert_allclose(center[0], 5e299)
     np.testing.assert_allclose(spread[0], 5e299)
     assert spread[1] > 0
@@ -625,7 +625,7 @@ def test_of_extreme_weights_only_the_ratios_matter(factor: float) -> None:
 
 def test_the_scale_of_constant_columns_is_a_power_of_two_near_their_value() -> None:
     values = np.c_[np.full(7, 0.1), np.arange(7.0), np.ones(7), np.zeros(7), np.full(7, -5e-200)]
-    center, spread = mean_and_scale(values, np.ones(7))
+    center, spread = center_and_spread(values, np.ones(7))
     np.testing.assert_allclose(center, [0.1, 3, 1, 0, -5e-200])
     np.testing.assert_allclose(spread[:4], [1 / 16, 2, 1, 1])
     assert 0.5 < spread[4] / 5e-200 <= 1

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from twinboot import Blocks, Bootstrap, Dense, Inversion, Protocol, invert, resets
+from twinboot.estimate.student import half_width
 from twinboot.inverse.invert import _clearly_lower
 
 FAST = partial(torch.optim.Adam, lr=0.05)
@@ -357,6 +358,9 @@ def sometimes_nan(v: Tensor) -> Tensor:
         ({"bootstrap": Bootstrap(50)}, ValueError, "resamples 50 measurements"),
         ({"bootstrap": Bootstrap(60, kind="bayesian")}, ValueError, "use stop=None"),
         ({"protocol": Protocol(groups=Blocks((3, 3)))}, ValueError, "2 dimensions"),
+        ({"mode": "mean"}, TypeError, r"^invert has no option 'mode': give protocol=Protocol\(mode='mean'\)\.$"),
+        ({"pooled": 0.5}, TypeError, r"^invert has no option 'pooled'\.$"),
+        ({"step": 5}, TypeError, r"^invert has no option 'step': did you mean 'steps'\?$"),
     ],
 )
 def test_bad_input_gets_one_sentence(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -438,6 +442,25 @@ def test_an_optimizer_that_returns_nothing_and_one_that_is_no_function() -> None
 # --- the result
 
 
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_intervals_have_the_degrees_of_freedom_of_their_block_and_are_normal_where_sigma_is_the_priors(
+    replicas: int,
+) -> None:
+    operator, _, observed = linear()
+    options: dict[str, Any] = {"steps": 20, "replicas": replicas, "protocol": Protocol(groups=Blocks((5,)))}
+    found = invert(lambda v: operator @ v, observed, torch.zeros(12), **options)
+    assert found.df is not None
+    assert found.df.tolist() == [5 * (replicas - 1)] * 10 + [2 * (replicas - 1)] * 2  # the last block has two cells
+    _, high = found.interval(0.9)
+    expected = torch.cat([half_width(0.9, float(df)) * s.view(1) for df, s in zip(found.df, found.sigma, strict=True)])
+    torch.testing.assert_close(high - found.field, expected, atol=1e-5, rtol=1e-4)
+    known = invert(lambda v: operator @ v, observed, torch.zeros(12), prior=1e3, **options)
+    assert known.df is not None
+    assert known.df[known.sigma > found.sigma].isinf().all()
+    assert torch.equal(known.df[known.sigma == found.sigma], found.df[known.sigma == found.sigma])
+    assert (known.sigma > found.sigma).any()
+
+
 def test_intervals_and_predictions_follow_sigma() -> None:
     field, sigma = torch.tensor([1.0, -2.0]), torch.tensor([0.5, 0.25])
     found = Inversion(field, sigma, 1, {}, Bootstrap(2, seed=1))
@@ -462,7 +485,7 @@ def test_repr_is_one_line() -> None:
 @pytest.mark.parametrize("samples", [1, -1])
 def test_a_spread_needs_two_samples(samples: int) -> None:
     found = Inversion(torch.zeros(2), torch.ones(2), 1, {}, Bootstrap(2, seed=1))
-    with pytest.raises(ValueError, match="samples must be 0, for the field alone, or at least 2"):
+    with pytest.raises(ValueError, match="samples must be 0, for the mean alone, or at least 2"):
         found.predict(lambda v: v, samples)
 
 

@@ -44,7 +44,7 @@ def usable(device: str | int | torch.device) -> torch.device:
     return torch.device(device)
 
 
-def check_is_due(device: torch.device, step: int) -> bool:
+def finite_check_is_due(device: torch.device, step: int) -> bool:
     """Whether to check in this step that the numbers on a device are finite. On a GPU only in each hundredth: to read a
     number there is to wait until all that was begun is done, and steps would no longer follow without a gap."""
     return device.type == "cpu" or step % 100 == 0

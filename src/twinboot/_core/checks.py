@@ -132,7 +132,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (float, np.integer, np.floating))
 
 
-def _is_integer(value: Any) -> TypeGuard[int]:
+def is_whole(value: Any) -> TypeGuard[int]:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
@@ -148,8 +148,8 @@ def _is_sequence(value: Any) -> bool:
 _ANYTHING: Kind = (lambda value: True, "anything")
 _KINDS: dict[Any, Kind] = {
     bool: (lambda value: isinstance(value, (bool, int, np.bool_)) and value in (0, 1), "True or False"),
-    int: (lambda value: _is_integer(value) and abs(int(value)) < 2**63, "a whole number"),
-    SupportsIndex: (_is_integer, "an integer"),
+    int: (lambda value: is_whole(value) and abs(int(value)) < 2**63, "a whole number"),
+    SupportsIndex: (is_whole, "an integer"),
     float: (is_number, "a number"),
     Callable: (callable, "a function"),
     Iterable: (_is_iterable, "an iterable"),
@@ -167,8 +167,14 @@ _NAMES = {
 
 
 def require_whole(name: str, value: object, least: int, hint: str = "") -> None:
-    if not _is_integer(value) or value < least:
+    if not is_whole(value) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, not {shown(value)}{hint}.")
+
+
+def require_samples(samples: object) -> None:
+    """Refuse a number of draws that gives neither the mean alone nor a spread."""
+    if not is_whole(samples) or samples < 0 or samples == 1:
+        raise ValueError(f"samples must be 0, for the mean alone, or at least 2, for a spread, not {shown(samples)}.")
 
 
 def require_number(name: str, value: object, positive: bool = False) -> None:
@@ -178,6 +184,12 @@ def require_number(name: str, value: object, positive: bool = False) -> None:
     if not 0 <= float(value) < math.inf or (positive and float(value) == 0):  # type: ignore[arg-type]
         least = "above" if positive else "of at least"
         raise ValueError(f"{name} must be a finite number {least} 0, not {shown(value)}.")
+
+
+def require_level(level: object) -> None:
+    """Refuse what is not the probability of an interval."""
+    if not is_number(level) or not 0 < level < 1:  # type: ignore[operator]
+        raise ValueError(f"level must lie between 0 and 1, such as 0.9, not {shown(level)}.")
 
 
 def require_tensor(name: str, value: object) -> None:

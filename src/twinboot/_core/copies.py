@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .noise import Noisy, fill_copies_, room_for
+from .noise import NoisyBlock, fill_copies_, room_for
 from .ranks import local
 from .tensors import expanded
 
@@ -29,6 +29,7 @@ class Copies:
     """
 
     name = "copies"  # of `module` in the twins' state
+    stacked = False  # whether each parameter is held once, for all twins together
     module: nn.Module  # holds the parameters
 
     def __init__(self, model: nn.Module, partition: Partition, replicas: int) -> None:
@@ -45,7 +46,7 @@ class Copies:
         self._places = [Places(twin, list(self.partition.parameter_shapes)) for twin in self.twins]
         self._owners = [m for m in self.module.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
         self._spare: list[Tensor] = []
-        self._block: Noisy | None = None
+        self._block: NoisyBlock | None = None
 
     @property
     def twins(self) -> nn.ModuleList:
@@ -77,12 +78,14 @@ class Copies:
         return [[local(p.grad) for p in own] for own in zip(*used, strict=True)]
 
     @contextmanager
-    def noisy(self, twins: nn.Module, scale: float, seed: int, generator: torch.Generator | None) -> Iterator[None]:
+    def with_noise(
+        self, twins: nn.Module, scale: float, seed: int, generator: torch.Generator | None
+    ) -> Iterator[None]:
         """A block inside which the twins run with noise of scale * sigma on their weights."""
         weights = self.weights()
         flat = [w for own in weights for w in own]
         self._spare = room_for(flat, self._spare)
-        with Noisy(twins, self._owners, flat, self._spare) as self._block:
+        with NoisyBlock(twins, self._owners, flat, self._spare) as self._block:
             with torch.no_grad():  # line 6: w + sigma * e, in the memory of w
                 here = [list(map(local, own)) for own in weights]
                 fill_copies_(here, seed, generator)
@@ -112,7 +115,7 @@ class Copies:
 
     def describe(self) -> dict[str, Any]:
         """What a checkpoint of these twins must agree with."""
-        return {"replicas": self.replicas, "stacked": self.name == "stack"}
+        return {"replicas": self.replicas, "stacked": self.stacked}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_spare": [], "_block": None}  # a copy or pickle makes its own
@@ -138,21 +141,21 @@ def arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def replicate(
     model: nn.Module,
     copies: int = 1,
-    share_frozen: bool = True,
+    copy_frozen: bool = False,
     replace: Mapping[int, Tensor] | None = None,
     own: Iterable[str] = (),
 ) -> list[nn.Module]:
     """Copies of a model. Each has its own trainable weights, and all share the frozen parameters.
 
     Args:
-        share_frozen: the shared parameters use the memory of the model's. They are other objects, so that moving or
-            casting the copies does not change the model.
+        copy_frozen: copy the frozen parameters, too. Shared ones use the memory of the model's. They are other objects,
+            so that moving or casting the copies does not change the model.
         replace: `id` of a parameter or buffer -> what the copies hold instead.
         own: names of parameters that are not shared even if they are frozen. A model that is loaded for use is.
     """
     frozen: dict[int, object] = {}
     not_shared = {id(p) for p in Places(model, list(own)).read()}
-    for p in model.parameters() if share_frozen else ():
+    for p in () if copy_frozen else model.parameters():
         if not p.requires_grad and id(p) not in not_shared:
             # A subclass, such as quantized weights, has more than its data, and is shared as it is.
             frozen[id(p)] = nn.Parameter(p.detach(), requires_grad=False) if type(p) is nn.Parameter else p

@@ -91,7 +91,7 @@ def _kind(t: Tensor) -> tuple[torch.dtype, torch.device, bool]:
     return t.dtype, t.device, is_sharded(t)
 
 
-class Noisy:
+class NoisyBlock:
     """A block in which weights may be perturbed. At its end they are restored bit for bit.
 
     Args:
@@ -113,7 +113,7 @@ class Noisy:
         self.versions: list[int] | None = None
         self.hooks: list[Any] = []
 
-    def __enter__(self) -> Noisy:
+    def __enter__(self) -> NoisyBlock:
         self._keep()
         self.inside = True
         return self

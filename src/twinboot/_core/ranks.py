@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, distributed, nn
 
 
-def share() -> tuple[int, int]:
+def rank_and_size() -> tuple[int, int]:
     """The rank of this process and the number of ranks: (0, 1) without `torch.distributed.init_process_group`."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return 0, 1
@@ -22,13 +22,13 @@ def share() -> tuple[int, int]:
 
 def own() -> tuple[int, ...]:
     """Further parts of a seed that make it this rank's own. None on the first rank, which draws as one process does."""
-    rank, _ = share()
+    rank, _ = rank_and_size()
     return (rank,) if rank else ()
 
 
 def mean(value: Tensor) -> Tensor:
     """The mean of a value over all ranks."""
-    ranks, total = share()[1], value.clone()
+    ranks, total = rank_and_size()[1], value.clone()
     if ranks > 1:
         distributed.all_reduce(total)
     return total / ranks
@@ -36,7 +36,7 @@ def mean(value: Tensor) -> Tensor:
 
 def agree(value: int) -> bool:
     """Whether all ranks have the same value."""
-    found = [value] * share()[1]
+    found = [value] * rank_and_size()[1]
     if len(found) > 1:
         distributed.all_gather_object(found, value)
     return len(set(found)) == 1

@@ -40,7 +40,7 @@ def derive(*parts: int | str) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def checked(seed: SupportsIndex) -> int:
+def require_seed(seed: SupportsIndex) -> int:
     """The seed as an int. Refuses what is not an integer, or too long."""
     try:
         found = operator.index(seed)

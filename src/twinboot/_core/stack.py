@@ -41,6 +41,7 @@ class Stack(Copies):
     """
 
     name = "stack"
+    stacked = True
 
     def hold(self, model: nn.Module) -> None:
         self._names = list(self.partition.parameter_shapes)
@@ -63,9 +64,9 @@ class Stack(Copies):
         weights = self.stacked_weights()
         if self._chain is not None and self._chain.takes(inputs):
             return self._chain.run(inputs, weights)
-        named = dict(zip(self._names, weights, strict=True)) | self._buffers()
-        slices = zip(*(t.unbind() for t in named.values()), strict=True)
-        twins = (partial(_call_with, self.module, dict(zip(named, own, strict=True))) for own in slices)
+        tensors = dict(zip(self._names, weights, strict=True)) | self._buffers()
+        slices = zip(*(t.unbind() for t in tensors.values()), strict=True)
+        twins = (partial(_call_with, self.module, dict(zip(tensors, own, strict=True))) for own in slices)
         return tuple(call(twin, x) for twin, x in zip(twins, inputs, strict=True))
 
     def weights(self) -> list[list[Tensor]]:
@@ -86,7 +87,9 @@ class Stack(Copies):
         return bool(self._noise)
 
     @contextmanager
-    def noisy(self, twins: nn.Module, scale: float, seed: int, generator: torch.Generator | None) -> Iterator[None]:
+    def with_noise(
+        self, twins: nn.Module, scale: float, seed: int, generator: torch.Generator | None
+    ) -> Iterator[None]:
         slices = self._slices()
         slices.fill(seed, generator)
         sigma = slices.sigma if scale == 1.0 else None
@@ -161,7 +164,7 @@ class Chain:
     def __init__(self, modules: Sequence[nn.Module], trained: Sequence[Tensor]) -> None:
         index = {id(p): i for i, p in enumerate(trained)}
         self.flatten = bool(modules) and isinstance(modules[0], nn.Flatten)  # after it there is nothing to flatten
-        self.steps = [
+        self.layers = [
             (m, index.get(id(m.weight)), index.get(id(m.bias))) if isinstance(m, nn.Linear) else (m, None, None)
             for m in modules
             if not isinstance(m, nn.Flatten)
@@ -184,24 +187,24 @@ class Chain:
         )
 
     def run(self, inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        rows = [len(x) for x in inputs]
-        equal = min(rows) == max(rows)
+        sizes = [len(x) for x in inputs]
+        equal = min(sizes) == max(sizes)
         # Samples do not mix, so a shorter batch is padded with zeros, and its output is cut.
         h = torch.stack(inputs) if equal else pad_sequence(inputs, batch_first=True)  # type: ignore[arg-type]
         h = h.flatten(2).mT
-        for module, w, b in self.steps:
+        for module, w, b in self.layers:
             if isinstance(module, nn.Linear):
-                weight = module.weight.expand(len(rows), -1, -1) if w is None else weights[w]
+                weight = module.weight.expand(len(sizes), -1, -1) if w is None else weights[w]
                 if module.bias is None:
                     h = weight.bmm(h)
                 else:
-                    bias = module.bias.expand(len(rows), -1) if b is None else weights[b]
+                    bias = module.bias.expand(len(sizes), -1) if b is None else weights[b]
                     h = torch.baddbmm(bias.unsqueeze(2), weight, h)
             else:
                 h = module(h)
         outputs = h.mT.contiguous()
         # The results of unbind can't be changed in place, as PyTorch says. Slices would cost 2 % of a twin step.
-        return outputs.unbind() if equal else tuple(outputs[b, :n] for b, n in enumerate(rows))
+        return outputs.unbind() if equal else tuple(outputs[b, :n] for b, n in enumerate(sizes))
 
 
 def _in_a_row(model: nn.Module) -> list[nn.Module] | None:

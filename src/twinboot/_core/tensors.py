@@ -60,17 +60,17 @@ def expanded(t: Tensor) -> list[int]:
 
 def split(t: Tensor) -> Sequence[Tensor]:
     """Pieces along the first dimension; the tensor itself if it is small or sharded."""
-    return [t] if t.numel() <= AT_ONCE or is_sharded(t) else t.split(_rows(t.shape))
+    return [t] if t.numel() <= AT_ONCE or is_sharded(t) else t.split(_rows_at_once(t.shape))
 
 
 def fill_copies_by_piece_(copies: Tensor, fill_: Callable[[Tensor], None]) -> None:
     """Fill stacked copies [copies, ...] of a tensor piece by piece, with the same values as separate pieces get."""
-    for piece in copies.split(_rows(copies.shape[1:]), 1) if copies[0].numel() > AT_ONCE else [copies]:
+    for piece in copies.split(_rows_at_once(copies.shape[1:]), 1) if copies[0].numel() > AT_ONCE else [copies]:
         drawn = piece if piece.is_contiguous() else torch.empty(piece.shape, dtype=piece.dtype, device=piece.device)
         fill_(drawn)
         if drawn is not piece:
             piece.copy_(drawn)
 
 
-def _rows(shape: Sequence[int]) -> int:
+def _rows_at_once(shape: Sequence[int]) -> int:
     return max(1, AT_ONCE // max(1, math.prod(shape[1:])))

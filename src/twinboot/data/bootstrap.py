@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .._core import seeds
-from .._core.checks import require_one_of, require_whole, shown
+from .._core.checks import is_whole, require_number, require_one_of, require_whole, shown
 
 Kind = Literal["multinomial", "poisson", "bayesian", "split"]
 KINDS = get_args(Kind)
@@ -53,9 +53,13 @@ class Bootstrap:
         cover: give each unseen sample, or cluster, to a random twin. No data are wasted, but there is no hold-out set:
             `unseen` is empty. For two bootstrap samples this multiplies sigma^2 by 1 / (1 + e^-2 / 2) = 0.94, as
             that many more draws would.
+        calibration: the share of the samples that no twin sees to set aside, such as 0.5, for prediction sets and
+            conformal intervals. They are in `calibration` then and not in `unseen`, so that they do not choose the
+            epoch. Not for clusters and blocks, whose samples are not exchangeable.
 
     Attributes:
         counts: [replicas, n], how often each twin sees each sample.
+        calibration: the indices of the samples that are set aside.
 
     >>> bootstrap = Bootstrap(1000)
     >>> bootstrap.counts.sum(1)
@@ -74,14 +78,21 @@ class Bootstrap:
         clusters: Sequence[Any] | NDArray[Any] | Tensor | None = None,
         block: int | None = None,
         cover: bool = False,
+        calibration: float = 0.0,
     ) -> None:
-        self.n = _checked_size(n)
+        self.n = _require_size(n)
         hint = "; the kind goes by name: kind='poisson'" if isinstance(replicas, str) else ""
         require_whole("replicas", replicas, 2, hint)
         require_one_of(KINDS, "kind", kind)
         if not isinstance(cover, (bool, np.bool_)):
             raise TypeError(f"cover must be True or False, not {shown(cover)}.")
-        self.replicas, self.seed, self.kind, self.cover = int(replicas), seeds.checked(seed), kind, bool(cover)
+        self.replicas, self.seed, self.kind, self.cover = int(replicas), seeds.require_seed(seed), kind, bool(cover)
+        require_number("calibration", calibration)
+        if calibration >= 1:
+            raise ValueError(f"calibration must be a share below 1, such as 0.5, not {shown(calibration)}.")
+        if calibration and (clusters is not None or block is not None):
+            raise ValueError("calibration needs exchangeable samples, and those of clusters or blocks are not.")
+        self.calibration = torch.empty(0, dtype=torch.long)
         stratum = _codes("strata", strata, self.n)
         cluster = _codes("clusters", clusters, self.n)
         if strata is not None and kind == "poisson":
@@ -97,6 +108,7 @@ class Bootstrap:
                 raise ValueError('kind="split" has no strata: uneven strata would make the twins differ.')
             counts[:] = _split(self.seed, replicas, cluster, self.n, self.cover)
             self._require_samples()
+            self._set_aside(float(calibration))
             return
         if cover and (block is not None or strata is not None):
             raise ValueError("cover cannot be combined with block or strata: it adds single samples.")
@@ -114,10 +126,19 @@ class Bootstrap:
             taker = torch.from_numpy((rng.random(unit.max() + 1) * replicas).astype(np.int64)[unit])
             self.counts[taker[self.unseen], self.unseen] = 1
         self._require_samples()
+        self._set_aside(float(calibration))
 
     def _require_samples(self) -> None:
         if bool((self.counts.sum(1) == 0).any()):
             raise ValueError("a twin got no sample at all: give more data, or another kind of resampling.")
+
+    def _set_aside(self, share: float) -> None:
+        unseen = self.unseen
+        number = int(share * len(unseen))
+        if share and not number:
+            raise ValueError(f"{len(unseen)} samples that no twin sees are too few to set some aside for calibration.")
+        rng = np.random.default_rng(seeds.derive(self.seed, "calibration"))
+        self.calibration = unseen[torch.from_numpy(np.sort(rng.permutation(len(unseen))[:number]))]
 
     @property
     def scale(self) -> float:
@@ -128,7 +149,12 @@ class Bootstrap:
         times it for two twins, the same with `cover=True`. Pass it to `Twins.estimate(scale=...)`; training noise and
         resets use the twins' own sigma.
         """
-        return 1 / math.sqrt(self.replicas) if self.kind == "split" else 1.0
+        return 1 / math.sqrt(self.parts)
+
+    @property
+    def parts(self) -> int:
+        """Into how many parts the twins divide the data: 1 for bootstrap samples, each drawn from all data."""
+        return self.replicas if self.kind == "split" else 1
 
     def indices(self, replica: int) -> Tensor:
         """The sample of a twin: ascending indices, each as often as it was drawn."""
@@ -156,12 +182,16 @@ class Bootstrap:
 
     @property
     def unseen(self) -> Tensor:
-        """The samples that no twin sees. Only these are valid hold-out data, because resets mix the twins' weights."""
-        return (self.counts == 0).all(0).nonzero().squeeze(1)
+        """The samples that no twin sees, without those for `calibration`. Only these are valid hold-out data, because
+        resets mix the twins' weights."""
+        hidden = (self.counts == 0).all(0)
+        hidden[self.calibration] = False
+        return hidden.nonzero().squeeze(1)
 
     def __repr__(self) -> str:
-        covered = ", cover=True" if self.cover else ""
-        return f"Bootstrap(n={self.n}, replicas={self.replicas}, seed={self.seed}, kind={self.kind!r}{covered})"
+        more = ", cover=True" if self.cover else ""
+        more += f", {len(self.calibration)} for calibration" if len(self.calibration) else ""
+        return f"Bootstrap(n={self.n}, replicas={self.replicas}, seed={self.seed}, kind={self.kind!r}{more})"
 
 
 def _room(replicas: int, n: int, kind: str) -> NDArray[Any]:
@@ -262,11 +292,11 @@ def _codes(argument: str, values: Any, n: int) -> NDArray[np.int64] | None:
 def _check_block(block: int, n: int, strata: object, clusters: object) -> None:
     if strata is not None or clusters is not None:
         raise ValueError("block cannot be combined with strata or clusters.")
-    if isinstance(block, bool) or not isinstance(block, int) or not 1 <= block < n:
+    if not is_whole(block) or not 1 <= block < n:
         raise ValueError(f"block must be a whole number from 1 to less than the {n} samples, not {shown(block)}.")
 
 
-def _checked_size(n: SupportsIndex) -> int:
+def _require_size(n: SupportsIndex) -> int:
     try:
         size = n.__index__()
     except (AttributeError, TypeError):

@@ -75,7 +75,7 @@ class PairedLoader:
         _check(dataset, bootstrap, batch_size, resample, options)
         require_types(PairedLoader.__init__, locals())
         require_types(DataLoader.__init__, options)
-        self._given, self.share = share, share or ranks.share()
+        self._given, self.share = share, share or ranks.rank_and_size()
         if not 0 <= self.share[0] < self.share[1]:
             raise ValueError(f"share must be (rank, ranks) with a rank from 0 to ranks - 1, not {share!r}.")
         if twin is not None and not 0 <= twin < bootstrap.replicas:
@@ -85,7 +85,7 @@ class PairedLoader:
         self.twin, self._twins = twin, list(range(bootstrap.replicas)) if twin is None else [twin]
         self.dataset, self.bootstrap, self.batch_size, self.resample = dataset, bootstrap, int(batch_size), resample
         self.shuffle, self.drop_last = shuffle, drop_last
-        self.seed = bootstrap.seed if seed is None else seeds.checked(seed)
+        self.seed = bootstrap.seed if seed is None else seeds.require_seed(seed)
         self.epoch, self.step = 1, 0
         self._begun = False  # whether this epoch was started, so that the next iteration starts another one
         if resample == "draws":
@@ -107,8 +107,8 @@ class PairedLoader:
         weights = None
         if resample == "counts":
             counts = bootstrap.counts.double()
-            scale = (counts > 0).sum(1, keepdim=True) / counts.sum(1, keepdim=True)
-            weights = (counts * scale).to(torch.get_default_dtype())[self._twins]
+            factor = (counts > 0).sum(1, keepdim=True) / counts.sum(1, keepdim=True)
+            weights = (counts * factor).to(torch.get_default_dtype())[self._twins]
         self._fetch = _Fetch(dataset, weights, options.pop("collate_fn", None))
         self._loader = self.dataloader(**options) if options else None  # slower, and not needed without options
 
@@ -117,13 +117,8 @@ class PairedLoader:
         counts, size = self.bootstrap.counts, self.batch_size * self.share[1]
         if size >= self.bootstrap.n:  # full batches; a Poisson sample may have more than n draws
             return max(size, *map(len, self._samples))
-        if self.bootstrap.kind == "split":
-            share = 1 / self.bootstrap.replicas
-        elif self.resample == "counts":
-            share = min(1.0, ((counts > 0).sum() / counts.sum()).item())
-        else:
-            return size
-        return max(min(2 * self.share[1], size), round(size * share))
+        distinct = min(1.0, ((counts > 0).sum() / counts.sum()).item()) if self.resample == "counts" else 1.0
+        return max(min(2 * self.share[1], size), round(size * distinct / self.bootstrap.parts))
 
     def dataloader(self, **options: Any) -> DataLoader[Any]:
         """A DataLoader of the remaining steps of the current epoch, for training loops that need one. Such a loop must
@@ -145,10 +140,11 @@ class PairedLoader:
         return self._length
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        if self._given is None and self.share != ranks.share():
+        here = ranks.rank_and_size()
+        if self._given is None and self.share != here:
             raise RuntimeError(
-                f"the loader was built for rank {self.share[0]} of {self.share[1]}, but this is rank "
-                f"{ranks.share()[0]} of {ranks.share()[1]}: build it after init_process_group(), or give share=."
+                f"the loader was built for rank {self.share[0]} of {self.share[1]}, but this is rank {here[0]} of "
+                f"{here[1]}: build it after init_process_group(), or give share=."
             )
         if self._begun:
             self.epoch, self.step = self.epoch + 1, 0

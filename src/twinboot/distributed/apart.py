@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from .._core import seeds
-from .._core.checks import require_types, shown
+from .._core.checks import require_types, require_whole
 from .._core.copies import Copies, Part
 from .._core.ranks import is_sharded
 from .._core.tensors import checksum, mean, split
@@ -73,12 +73,13 @@ class Apart(Twins):
         sketch: int | None = None,
     ) -> None:
         for name, value in (("exchange", exchange), ("sketch", sketch)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be None or a whole number of at least 1, not {shown(value)}.")
+            if value is not None:
+                require_whole(name, value, 1, "; None is for never")
         if exchange is None and sketch is None:
             raise ValueError("exchange and sketch are both None, so sigma would stay 0: give one of them.")
-        sizes, number = _sizes(mesh), seeds.checked(seed)
-        self._begin(model, groups, seed, lambda p: Remote(model, p, mesh, sizes, exchange, sketch, number))
+        every, numbers = (None if value is None else int(value) for value in (exchange, sketch))
+        sizes, number = _sizes(mesh), seeds.require_seed(seed)
+        self._begin(model, groups, seed, lambda p: Remote(model, p, mesh, sizes, every, numbers, number))
 
     @property
     def _remote(self) -> Remote:
@@ -107,7 +108,7 @@ class Apart(Twins):
         of the weights, but noise is drawn twice, for the forward and the backward pass. A compiled model then runs
         uncompiled."""
         require_types(Apart.sampled, {"generator": generator, "lean": lean})
-        with self._noisy(scale, generator, lean=lean):
+        with self._noise_block(scale, generator, lean=lean):
             yield
 
     def bytes_sent(self) -> dict[str, float]:
@@ -162,7 +163,7 @@ class Remote(Copies):
         return self.twins[0](*args, **kwargs)
 
     @contextmanager
-    def noisy(
+    def with_noise(
         self, twins: nn.Module, scale: float, seed: int, generator: torch.Generator | None, lean: bool = False
     ) -> Iterator[None]:
         if lean:
@@ -174,7 +175,7 @@ class Remote(Copies):
                 yield
             return
         try:
-            with super().noisy(twins, scale, seed, generator):
+            with super().with_noise(twins, scale, seed, generator):
                 yield
         finally:
             self._spare.clear()  # frees the memory of the clean weights

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_map_only
 
-from .._core.noise import Noisy
+from .._core.noise import NoisyBlock
 from .._core.seeds import derive
 from .._core.tensors import in_order
 
 
-class Lean(Noisy):
+class Lean(NoisyBlock):
     """A block in which PyTorch's operations, also those of backward passes, read weights with noise.
 
     Other ways to read memory see the clean weights: `.numpy()`, or hooks that store elsewhere what autograd saves.
@@ -97,8 +97,8 @@ class _NoisyReads(TorchDispatchMode):
                 return view
             # Else it is a copy, such as a weight that is cast in inference mode. The copy must be noisy.
         written = _written(func)
-        args = [a if k in written else tree_map_only(Tensor, self._noisy, a) for k, a in enumerate(args)]
-        kwargs = {k: a if k in written else tree_map_only(Tensor, self._noisy, a) for k, a in kwargs.items()}
+        args = [a if k in written else tree_map_only(Tensor, self._with_noise, a) for k, a in enumerate(args)]
+        kwargs = {k: a if k in written else tree_map_only(Tensor, self._with_noise, a) for k, a in kwargs.items()}
         return func(*args, **kwargs)
 
     def _meets(self, *values: Any) -> bool:
@@ -123,7 +123,7 @@ class _NoisyReads(TorchDispatchMode):
                 return i, offset
         return None
 
-    def _noisy(self, value: Tensor) -> Tensor:
+    def _with_noise(self, value: Tensor) -> Tensor:
         if (place := self._place(value)) is None:
             return value
         i, offset = place
@@ -165,4 +165,4 @@ def _begin(t: Tensor) -> int:
 
 def _reach(t: Tensor) -> int:
     """Bytes of memory from the first entry to the last."""
-    return t.element_size() * (1 + sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)))
+    return t.element_size() * (1 + sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True)))

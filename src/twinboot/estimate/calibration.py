@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 
 from .._core.batches import loader_of
 from .._core.checks import require_tensor, shown
-from .prediction import Task, checked_labels, like
+from .prediction import Task, like, require_labels
 
 SCALES = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0)  # 3 and 4 for small sigmas, as with `pool_gradients`
 GOLDEN = (math.sqrt(5) - 1) / 2
@@ -88,11 +88,6 @@ def read(
     dataset: Dataset[Any], task: Task, batch_size: int, options: Mapping[str, Any]
 ) -> tuple[list[tuple[Any, ...]], Tensor]:
     """The inputs of a dataset in batches, and all targets."""
-    if task == "regression":
-        raise ValueError(
-            "calibrate needs a likelihood, and this estimate predicts values without their noise: train with the "
-            'loss "gaussian", or give the noise to interval().'
-        )
     scalar = getattr(dataset, "ndim", 1) == 0  # has both methods, which fail
     if scalar or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")):
         raise TypeError(f"dataset must be a torch dataset of inputs and targets, not {shown(dataset)}.")
@@ -105,7 +100,7 @@ def read(
         require_tensor("the targets of the dataset", batch[-1])
     targets = torch.cat([batch[-1] for batch in batches])
     if task == "classification" and (targets.ndim != 1 or targets.is_floating_point()):
-        raise TypeError('calibrate needs one integer label for each sample; for values, give task="gaussian".')
+        raise TypeError('calibration needs one integer label for each sample; for values, give task="gaussian".')
     if not targets.isfinite().all():
         raise ValueError("some targets are not finite: look for bad samples.")
     return [tuple(batch[:-1]) for batch in batches], targets
@@ -114,7 +109,7 @@ def read(
 def target_of(task: Task, targets: Tensor, outputs: Tensor) -> Target:
     """The targets, checked against the model's outputs before calibration."""
     if task == "classification":
-        return Labels(checked_labels(targets, outputs[0]))
+        return Labels(require_labels(targets, outputs[0]))
     return Values(like(targets, _precise(outputs[0]).chunk(2, -1)[0]), outputs)
 
 
@@ -139,11 +134,11 @@ def temperature(outputs: Tensor, target: Target) -> float:
     lowest = losses.index(min(losses))
     low, high = grid[max(lowest - 1, 0)], grid[min(lowest + 1, len(grid) - 1)]
     for _ in range(20):  # to 10^-5 of the logarithm
-        step = GOLDEN * (high - low)
-        if target.smoothed_nll(outputs, math.exp(high - step)) < target.smoothed_nll(outputs, math.exp(low + step)):
-            high = low + step
+        length = GOLDEN * (high - low)
+        if target.smoothed_nll(outputs, math.exp(high - length)) < target.smoothed_nll(outputs, math.exp(low + length)):
+            high = low + length
         else:
-            low = high - step
+            low = high - length
     return math.exp((low + high) / 2)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, SupportsIndex
 
@@ -15,16 +17,24 @@ from torch.utils.data import DataLoader, Dataset
 
 from .._core import seeds
 from .._core.batches import copied
-from .._core.checks import one_of, require_known, require_number, require_one_of, require_types, require_whole
+from .._core.checks import (
+    one_of,
+    require_known,
+    require_number,
+    require_one_of,
+    require_samples,
+    require_types,
+    require_whole,
+)
 from .._core.copies import Places, call, held, replicate, require_like
 from .._core.noise import normals
 from .._core.ranks import refuse_copy, whole
 from .._core.tensors import mean, overwrite_, wide
 from ..groups import Partition, fixed_entries
-from . import calibration, files
+from . import calibration, conformal, degrees, files
 from .forward import Chunks, chunks_of, dropping, evaluating, first_tensor, run_model
 from .members import Members
-from .prediction import TASKS, Moments, Prediction, Task, combine
+from .prediction import TASKS, Moments, Prediction, Task, combine, like
 from .statistics import averaged, norm_layers, refill_statistics
 
 # Several draws at once are faster where a forward pass is mostly overhead, but need memory for the activations of all
@@ -47,6 +57,9 @@ class Estimate(nn.Module):
         scale: multiplies sigma when weights are drawn.
         temperature: divides logits, or multiplies predicted variances. 1, unless `calibrate` finds a better one.
         dropout: set it to True to keep the model's dropout layers active in each draw of the weights.
+        df_per_weight: degrees of freedom of sigma^2 for each weight of a group: the number of twins minus 1. Intervals
+            use it. None counts as infinity.
+        scores: of calibration samples, which `conformalize` sets.
     """
 
     def __init__(self, module: nn.Module, partition: Partition) -> None:
@@ -57,6 +70,8 @@ class Estimate(nn.Module):
         self.dropout = False
         self.task: Task | None = None
         self.members: Members | None = None
+        self.df_per_weight: float | None = None
+        self.scores: conformal.Scores | None = None
         self.eval()
 
     @classmethod
@@ -71,7 +86,7 @@ class Estimate(nn.Module):
             refuse_copy(copies[0])
             [module] = replicate(copies[0], own=partition.parameter_shapes)
         else:
-            [module] = replicate(model, share_frozen=False)
+            [module] = replicate(model, copy_frozen=True)
             require_like(module, copies[0])
             for here, t in zip(held(module).values(), held(copies[0]).values(), strict=True):
                 overwrite_(here, whole(t))
@@ -92,10 +107,20 @@ class Estimate(nn.Module):
         """Group name -> sigma: one number, or one per unit, block or label of the group."""
         return self.partition.snapshot()
 
+    @property
+    def df(self) -> dict[str, Tensor]:
+        """Group name -> the degrees of freedom of its sigma^2, if its weights vary independently of each other. That is
+        an upper bound, because weights of a group may be correlated."""
+        return self.partition.by_group(self._df())
+
+    def _df(self) -> Tensor:
+        sizes = self.partition.sizes.to(self.partition.sigma.dtype)
+        return torch.full_like(sizes, math.inf) if self.df_per_weight is None else self.df_per_weight * sizes
+
     def sample(self, seed: SupportsIndex = 0, scale: float | None = None) -> nn.Module:
         """A model of your own class with weights drawn from N(mean, (scale * sigma)^2), or one of the members. `scale`
         defaults to the estimate's own, as in `predict`."""
-        scale, seed = self._scale(scale), seeds.checked(seed)
+        scale, seed = self._scale(scale), seeds.require_seed(seed)
         [module] = replicate(self.module, own=self.partition.parameter_shapes)
         if self.members is None:
             draw = self._draw(seeds.derive(seed, "sample"), scale)
@@ -138,12 +163,10 @@ class Estimate(nn.Module):
                 rounding. Default: vectorize small models that vmap can run.
         """
         require_types(Estimate.predict, locals())
-        if samples is None:
-            samples = 32 if self.members is None else len(self.members)
-        if samples:
-            require_whole("samples", samples, 2, "; 0 is for the mean model alone")
+        samples = self._samples(samples)
+        require_samples(samples)
         require_whole("batch_size", batch_size, 1)
-        task, scale, seed = self._task(task), self._scale(scale), seeds.checked(seed)
+        task, scale, seed = self._task(task), self._scale(scale), seeds.require_seed(seed)
         require_number("temperature", self.temperature, positive=True)
         if samples and self.dropout is True and vectorize:
             raise ValueError("draws with dropout cannot be vectorized: leave vectorize out.")
@@ -157,15 +180,24 @@ class Estimate(nn.Module):
         chunks = chunks_of(x, batch_size, device)
         draws = self._draws(samples, seed)
         dropout = self.dropout if samples else False
+        same = self.scores is not None and self.scores.settings == self._settings(samples, task, scale, seed)
+        scores = self.scores if same else None
         with torch.no_grad(), evaluating(self.module), dropping(self.module, dropout, device, seed) as module:
             if vectorize is None and draws and not dropout and self.partition.sizes.sum() <= _SMALL_MODEL:
                 try:
                     with warnings.catch_warnings():
                         warnings.filterwarnings("error", ".*performance drop.*")  # vmap would loop, too
-                        return self._predict(module, chunks, task, draws, scale, vectorize=True)
+                        found = self._predict(module, chunks, task, draws, scale, vectorize=True)
+                    return replace(found, scores=scores)
                 except Exception:  # vmap fails on some models, each in its own way; the loop reports any other error
                     pass
-            return self._predict(module, chunks, task, draws, scale, vectorize=bool(vectorize and draws))
+            found = self._predict(module, chunks, task, draws, scale, vectorize=bool(vectorize and draws))
+        return replace(found, scores=scores)
+
+    def _settings(self, samples: int, task: Task, scale: float, seed: int) -> dict[str, Any]:
+        """What predictions depend on, besides the weights: those with the same settings have comparable scores."""
+        numbers = {"scale": float(scale), "temperature": float(self.temperature)}
+        return {"task": task, "samples": int(samples), "seed": seed, "dropout": self.dropout, **numbers}
 
     def _task(self, asked: Task | None) -> Task:
         task = self.task if asked is None else asked
@@ -183,10 +215,15 @@ class Estimate(nn.Module):
             raise ValueError(f"this estimate predicts with members, which have no scale: leave out {scale!r}.")
         return scale
 
+    def _samples(self, asked: int | None) -> int:
+        """How many draws or members to predict with."""
+        most = 32 if self.members is None else len(self.members)
+        return most if asked is None else asked if self.members is None else min(asked, most)
+
     def _draws(self, samples: int, seed: int) -> list[int]:
         """The seeds of draws, or the numbers of members."""
         if self.members is not None:
-            return list(range(min(samples, len(self.members))))
+            return list(range(samples))
         return [seeds.derive(seed, "predict", s) for s in range(samples)]
 
     def _predict(
@@ -201,7 +238,9 @@ class Estimate(nn.Module):
             for part, chunk in zip(moments, chunks, strict=True):
                 outputs = run(weights, chunk())
                 part.add(outputs if vectorize else outputs.unsqueeze(0))
-        return combine(moments)
+        if not draws or not scale or task == "classification" or self.members is not None:
+            return combine(moments)  # the degrees of freedom are those of the number of draws or members
+        return combine(moments, degrees.of_predictions(self.module, task, chunks, self.partition, self._df()))
 
     def _weights(self, draws: list[int], scale: float, stacked: int | None = None) -> Iterator[dict[str, Tensor]]:
         """The weights of each draw or member, or of several at a time, stacked. Without draws, the mean weights."""
@@ -238,7 +277,7 @@ class Estimate(nn.Module):
         self,
         dataset: Dataset[Any],
         *,
-        samples: int = 32,
+        samples: int | None = None,
         task: Task | None = None,
         batch_size: int = 256,
         seed: SupportsIndex = 0,
@@ -259,8 +298,14 @@ class Estimate(nn.Module):
         """
         require_known(options, self.calibrate, DataLoader)
         require_types(Estimate.calibrate, locals())
+        samples = self._samples(samples)
         require_whole("samples", samples, 2)
-        task, seed, device = self._task(task), seeds.checked(seed), self.partition.sigma.device
+        task, seed, device = self._task(task), seeds.require_seed(seed), self.partition.sigma.device
+        if task == "regression":
+            raise ValueError(
+                "calibrate needs a likelihood, and this estimate predicts values without their noise: train with the "
+                'loss "gaussian", or give the noise to interval().'
+            )
         inputs, targets = calibration.read(dataset, task, batch_size, options)
 
         def outputs(scale: float) -> Tensor:
@@ -287,6 +332,82 @@ class Estimate(nn.Module):
                 stacklevel=2,
             )
         return loss
+
+    def noise(
+        self,
+        dataset: Dataset[Any],
+        *,
+        samples: int | None = None,
+        batch_size: int = 256,
+        seed: SupportsIndex = 0,
+        **options: Any,
+    ) -> float:
+        """The standard deviation of a measurement for `"regression"`, for `Prediction.interval` and `conformalize`.
+
+        Its square is the mean squared error of some samples minus the mean variance of their predictions, but at least
+        5 % of the former.
+
+        Args:
+            dataset: samples that no twin saw, `Subset(dataset, bootstrap.unseen)`.
+            samples, batch_size, seed: as in `predict`.
+            options: of `torch.utils.data.DataLoader`, such as the `collate_fn` of training.
+        """
+        require_known(options, self.noise, DataLoader)
+        require_types(Estimate.noise, locals())
+        found, targets, _ = self._predict_dataset(dataset, samples, "regression", batch_size, seed, options)
+        errors = torch.cat([(like(t, p.mean) - p.mean).double() for p, t in zip(found, targets, strict=True)])
+        spread = torch.cat([p.std.double() for p in found])
+        return math.sqrt(conformal.noise_variance(errors.cpu().numpy(), spread.cpu().numpy()))
+
+    def conformalize(
+        self,
+        dataset: Dataset[Any],
+        *,
+        noise: float | None = None,
+        samples: int | None = None,
+        task: Task | None = None,
+        batch_size: int = 256,
+        seed: SupportsIndex = 0,
+        **options: Any,
+    ) -> None:
+        """Calibrate `Prediction.set` and `Prediction.conformal_interval`. `save` stores the result.
+
+        Predictions must have the same `samples` and `seed` to have sets and intervals, and the estimate the same scale,
+        temperature and dropout: call `calibrate` before this, with other samples. `fit(calibration=0.5)` does all this.
+
+        Args:
+            dataset: samples that no twin saw, and that chose nothing: no epoch, temperature or setting. A level of 90 %
+                needs 9 of them, and 99 % needs 99. With more, the widths vary less.
+            noise: for `"regression"`, about the standard deviation of a measurement. Intervals are then wider where the
+                draws differ more. Without it, all have the same width.
+            samples, task, batch_size, seed: as in `predict`.
+            options: of `torch.utils.data.DataLoader`, such as the `collate_fn` of training.
+        """
+        require_known(options, self.conformalize, DataLoader)
+        require_types(Estimate.conformalize, locals())
+        if noise is not None:
+            require_number("noise", noise, positive=True)
+        found, targets, task = self._predict_dataset(dataset, samples, task, batch_size, seed, options)
+        scores = torch.cat([p.scores_of(t, noise) for p, t in zip(found, targets, strict=True)]).cpu()
+        if not scores.isfinite().all():
+            raise ValueError("the model gives outputs that are not finite for these samples: look for bad ones.")
+        settings = self._settings(self._samples(samples), task, self._scale(None), seeds.require_seed(seed))
+        self.scores = conformal.Scores(scores.sort(0).values, None if noise is None else float(noise), settings)
+
+    def _predict_dataset(
+        self,
+        dataset: Dataset[Any],
+        samples: int | None,
+        task: Task | None,
+        batch_size: int,
+        seed: SupportsIndex,
+        options: Mapping[str, Any],
+    ) -> tuple[list[Prediction], list[Tensor], Task]:
+        """The predictions and the targets of a dataset, batch by batch, and the task."""
+        task = self._task(task)
+        inputs, targets = calibration.read(dataset, task, batch_size, options)
+        found = [self.predict(x, samples, task, batch_size=batch_size, seed=seed) for x in inputs]
+        return found, list(targets.to(self.partition.sigma.device).split([len(p) for p in found])), task
 
     def update_batchnorm(self, loader: Iterable[Any], inputs: Callable[[Any], Any] | None = None) -> None:
         """Compute the running statistics of BatchNorm layers for the mean model, in one pass over training inputs.
@@ -317,16 +438,15 @@ class Estimate(nn.Module):
         require_types(Estimate.save, locals())
         partition, settings = self.partition, {name: getattr(self, name) for name in files.SETTINGS}
         members = {} if self.members is None else self.members.stacks()
-        files.write(
-            path, self.module.state_dict(), partition.describe(), partition.labels(), partition.sigma, settings, members
-        )
+        about = partition.describe(), partition.labels(), partition.sigma
+        files.write(path, self.module.state_dict(), *about, settings, members=members)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: nn.Module) -> Estimate:
         """Read an estimate that `save` wrote. `model` is any instance of the trained class; it is copied."""
         require_types(Estimate.load, {"path": path, "model": model})
         state, description, labels, sigma, settings, members = files.read(path)
-        [module] = replicate(model, share_frozen=False)
+        [module] = replicate(model, copy_frozen=True)
         files.load_state(module, state, path)
         partition = Partition.restore(description, labels, sigma, fixed_entries(module))
         estimate = cls(module, partition.to(next(module.parameters()).device))

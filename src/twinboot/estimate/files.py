@@ -2,7 +2,8 @@
 
 The header has the format, its version, the groups and a digest of header and tensors: a damaged file is refused. The
 tensors are `module.<key>` for each entry of the mean model's state dict, `sigma`, `labels.<parameter>` where the
-entries of a parameter have several sigmas, and `members.<name>` for what members have of their own, [members, ...].
+entries of a parameter have several sigmas, `members.<name>` for what members have of their own, [members, ...], and
+`scores` if there are some of calibration samples.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from torch.nn.parameter import is_lazy
 
 from .._core.atomic import replacing, sync
 from .._core.checks import one_line, one_of, require_number
+from .conformal import Scores
 from .prediction import TASKS
 
 FORMAT = "twinboot.estimate"
 VERSION = 2
-SETTINGS = ("temperature", "scale", "dropout", "task")  # how an estimate predicts; early files lack the last two
+# How an estimate predicts. Early files have the first two alone; without `df_per_weight`, intervals are normal.
+SETTINGS = ("temperature", "scale", "dropout", "task", "df_per_weight", "scores")
 
 
 def write(
@@ -37,6 +40,7 @@ def write(
     labels: Mapping[str, Tensor],
     sigma: Tensor,
     settings: Mapping[str, Any],
+    *,
     members: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write a module's state dict and what belongs to it. A kill at any moment leaves the old file or the new one."""
@@ -51,6 +55,10 @@ def write(
     tensors["sigma"] = sigma.cpu().clone()
     tensors |= {f"labels.{name}": t.cpu().clone() for name, t in labels.items()}
     tensors |= {f"members.{name}": t.cpu().contiguous().clone() for name, t in (members or {}).items()}
+    scores: Scores | None = settings.get("scores")
+    if scores is not None:
+        tensors["scores"] = scores.values.cpu().clone()
+        settings = {**settings, "scores": {"noise": scores.noise, "settings": dict(scores.settings)}}
     header = {
         "format": FORMAT,
         "version": str(VERSION),
@@ -97,6 +105,8 @@ def read(
             for prefix in ("module.", "labels.", "members.")
         )
         state |= {alias: state[key] for alias, key in aliases.items()}
+        if settings.get("scores") is not None:
+            settings["scores"] = Scores(tensors["scores"], **settings["scores"])
         _require_valid(partition, labels, sigma, settings)
     except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise _damaged(path, one_line(error)) from None
@@ -137,6 +147,18 @@ def _require_valid(
     require_number("scale", settings["scale"])
     if settings.get("task") not in (None, *TASKS) or not isinstance(settings.get("dropout", False), bool):
         raise ValueError(f"the task must be {one_of(TASKS)} or None, and dropout True or False.")
+    if (df := settings.get("df_per_weight")) is not None:
+        require_number("df_per_weight", df, positive=True)
+    scores: Scores | None = settings.get("scores")
+    if scores is None:
+        return
+    if scores.noise is not None:
+        require_number("noise", scores.noise, positive=True)
+    values = scores.values
+    if not values.ndim or not values.is_floating_point() or not bool((values.isfinite() & (values >= 0)).all()):
+        raise ValueError("the scores of calibration samples must be finite and at least 0.")
+    if not len(values) or not bool((values.diff(dim=0) >= 0).all()) or not isinstance(scores.settings, Mapping):
+        raise ValueError("the scores of calibration samples must be in ascending order, and say how they were found.")
 
 
 def load_state(module: torch.nn.Module, state: Mapping[str, Tensor], path: str | os.PathLike[str]) -> None:

@@ -87,13 +87,13 @@ def chunks_of(x: Any, size: int, device: torch.device) -> Chunks:
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Evaluation mode inside the block; each submodule gets its own mode back afterwards."""
-    modes = {m: m.training for m in module.modules()}
+    training = {m: m.training for m in module.modules()}
     module.eval()
     try:
         yield
     finally:
-        for m, mode in modes.items():
-            m.training = mode
+        for m, was in training.items():
+            m.training = was
 
 
 @contextmanager

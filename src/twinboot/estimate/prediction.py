@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .._core.checks import is_number, require_number, require_tensor, shown
+from .._core.checks import require_number, require_tensor
+from . import conformal
+from .student import combined, half_width
 
 Task = Literal["classification", "regression", "gaussian"]
 TASKS = get_args(Task)
@@ -27,6 +28,8 @@ class Prediction:
         std: the standard deviation over the draws, in the same shape. 0 for the mean model alone (`samples=0`).
         own_entropy: for classification, the mean entropy of the draws.
         noise: for `"gaussian"`, the predicted standard deviation of a measurement: the root of the mean variance.
+        df: degrees of freedom of `std`, for `interval`: one number, or one for each value. None counts as infinity.
+        scores: of calibration samples, for `set` and `conformal_interval`.
     """
 
     task: Task
@@ -34,6 +37,8 @@ class Prediction:
     std: Tensor
     own_entropy: Tensor | None = None
     noise: Tensor | None = None
+    df: float | Tensor | None = None
+    scores: conformal.Scores | None = None
 
     def __len__(self) -> int:
         return len(self.mean)
@@ -77,7 +82,9 @@ class Prediction:
     def interval(self, level: float = 0.95, noise: float | Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Lower and upper ends of the central interval that contains the value with probability `level`.
 
-        Assumes a normal distribution, because a few dozen draws are too few for a 97.5 % quantile of their own.
+        Assumes a normal distribution, because a few dozen draws are too few for a 97.5 % quantile of their own. Its
+        standard deviation is known from `df` degrees of freedom, so the interval is one of Student's t. The noise
+        counts as known.
 
         Args:
             level: the probability, such as 0.95.
@@ -88,8 +95,57 @@ class Prediction:
         variance = self._variance(noise)
         if variance.numel() and not bool(variance.any()):
             raise ValueError("a prediction without spread has no interval: predict with samples, or give the noise.")
-        half = half_width(level) * variance**0.5
+        half = half_width(level, self._df(variance)) * variance**0.5
         return self.mean - half, self.mean + half
+
+    def _df(self, variance: Tensor) -> Tensor | None:
+        """The degrees of freedom of the variance with noise, by Satterthwaite's formula."""
+        if self.df is None:
+            return None
+        share = torch.where(variance > 0, self.std**2 / variance, 1.0)
+        return self.df / share**2
+
+    def conformal_interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
+        """Lower and upper ends of the interval that contains a new measurement with a probability of at least `level`,
+        whatever the distribution of the errors is (`estimate/conformal.py`).
+
+        The probability is over calibration samples and new ones together, for each value of an input by itself. It
+        needs an estimate of `fit(calibration=0.5)` or one with `conformalize`.
+        """
+        self._only("conformal_interval()", "regression", "gaussian")
+        scores = self._scores()
+        half = scores.quantile(level).to(self.mean) * self._scale(scores.noise)
+        return self.mean - half, self.mean + half
+
+    def _scale(self, noise: float | None) -> Tensor:
+        """What errors are divided by: the standard deviation of a measurement, or 1 if that is not known."""
+        return torch.ones_like(self.std) if noise is None and self.noise is None else self._variance(noise).sqrt()
+
+    def scores_of(self, target: Tensor, noise: float | None = None) -> Tensor:
+        """The scores of calibration samples, for `Estimate.conformalize`."""
+        if self.task == "classification":
+            labels = require_labels(target, self.probs).unsqueeze(1)
+            return conformal.of_classes(self.probs).gather(1, labels).squeeze(1)
+        return (like(target, self.mean) - self.mean).double().abs() / self._scale(noise).double()
+
+    def set(self, level: float = 0.9) -> Tensor:
+        """Which classes are in the set that contains the right one with a probability of at least `level`, in the shape
+        of `probs`. The most probable class is always in.
+
+        The probability is over calibration samples and new ones together. It needs an estimate of
+        `fit(calibration=0.5)` or one with `conformalize`.
+        """
+        self._only("set()", "classification")
+        limit = self._scores().quantile(level).to(self.probs.device)
+        return conformal.of_classes(self.probs) <= limit
+
+    def _scores(self) -> conformal.Scores:
+        if self.scores is None:
+            raise ValueError(
+                "this prediction has no scores of calibration samples: use fit(calibration=0.5) or "
+                "estimate.conformalize(), and predict with the same samples, seed, scale, temperature and dropout."
+            )
+        return self.scores
 
     def _variance(self, noise: float | Tensor | None) -> Tensor:
         if noise is None:
@@ -115,11 +171,11 @@ class Prediction:
 
     def nll(self, target: Tensor, noise: float | Tensor | None = None) -> Tensor:
         """The negative log-likelihood of each target: labels under `probs`, or values under N(mean, std^2 + noise^2),
-        with `noise` as in `interval`."""
+        with `noise` as in `interval`. It is a normal distribution whatever `df` is."""
         if self.task == "classification":
             if noise is not None:
                 raise ValueError("noise is for values: leave it out for classes.")
-            labels = checked_labels(target, self.probs).unsqueeze(1)
+            labels = require_labels(target, self.probs).unsqueeze(1)
             chosen = self.probs.gather(1, labels).squeeze(1)
             return -chosen.clamp(min=torch.finfo(chosen.dtype).tiny).log()
         require_tensor("the target", target)
@@ -144,7 +200,7 @@ def _are_deviations(noise: Tensor) -> bool:
     return bool(((noise >= 0) & noise.isfinite()).all())
 
 
-def checked_labels(labels: Tensor, output: Tensor) -> Tensor:
+def require_labels(labels: Tensor, output: Tensor) -> Tensor:
     """The labels as int64, if they fit a model's output, with classes along dimension 1."""
     require_tensor("labels", labels)
     if labels.is_floating_point() or labels.is_complex():
@@ -175,13 +231,6 @@ def like(target: Tensor, values: Tensor) -> Tensor:
 def _summary(values: Tensor) -> str:
     """The mean and the largest of some values."""
     return f"{values.mean():.2g} on average and up to {values.max():.2g}" if values.numel() else "of no inputs"
-
-
-def half_width(level: float) -> float:
-    """Half the width of the central interval of a standard normal distribution."""
-    if not is_number(level) or not 0 < level < 1:
-        raise ValueError(f"level must lie between 0 and 1, such as 0.95, not {shown(level)}.")
-    return NormalDist().inv_cdf(0.5 + float(level) / 2)
 
 
 class Moments:
@@ -217,16 +266,20 @@ class Moments:
         self.draws += draws
 
 
-def combine(parts: list[Moments]) -> Prediction:
-    """One prediction from the moments of consecutive chunks of the inputs."""
+def combine(parts: list[Moments], df: Tensor | None = None) -> Prediction:
+    """One prediction from the moments of consecutive chunks of the inputs. `df` are the degrees of freedom of the
+    distribution that was drawn from; n draws have n - 1 of their own."""
     task, draws = parts[0].task, parts[0].draws
     own = torch.cat([p.own / draws for p in parts if p.own is not None]) if parts[0].own is not None else None
+    mean = torch.cat([p.mean for p in parts])
+    df = df.reshape(mean.shape) if df is not None and df.ndim else df
     return Prediction(
         task,
-        mean=torch.cat([p.mean for p in parts]),
+        mean=mean,
         std=torch.cat([(p.squares / max(draws - 1, 1)).sqrt_() for p in parts]),
         own_entropy=own if task == "classification" else None,
         noise=own.sqrt() if own is not None and task == "gaussian" else None,
+        df=combined(df, draws - 1) if draws > 1 else None,
     )
 
 

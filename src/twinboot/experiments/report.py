@@ -96,11 +96,20 @@ def _content(
         "about": about,
         "unfinished": unfinished,
         "sections": sections,
-        "quick": [section["title"] for section in sections if "--quick" in section["command"].split()],
+        "caution": _caution(sections),
         "counts": _counts(verdicts),
         "version": __version__,
         "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     }
+
+
+def _caution(sections: Sequence[Mapping[str, Any]]) -> str:
+    """What to say at the top about quick runs, if there are any."""
+    quick = [section["title"] for section in sections if "--quick" in section["command"].split()]
+    if not quick:
+        return ""
+    which = "any verdict of this report" if len(quick) == len(sections) else f"the verdicts of: {', '.join(quick)}"
+    return f"Made with --quick, from few seeds. Do not quote {which}."
 
 
 def _counts(verdicts: Sequence[Verdict]) -> dict[str, list[tuple[int, Status]]]:

@@ -39,7 +39,7 @@ except ImportError as error:
         f"TwinTrainer needs transformers 5.22 or newer, and accelerate: {how_to_install('huggingface')}"
     ) from error
 
-from .. import Bootstrap, Estimate, PairedLoader, Prediction, Twins, pool_gradients, resets
+from .. import Bootstrap, Estimate, PairedLoader, Prediction, Protocol, Twins, pool_gradients, resets
 from .._core import seeds
 from .._core.checks import one_of, require_whole, shown
 from .._core.copies import Places, replicate
@@ -48,15 +48,17 @@ from ..data.loader import require_map_style
 from ..estimate import files
 from ..estimate.prediction import TASKS, Task
 from ..groups import Partition, assign, fixed_entries
-from ..training.protocol import HUGGING_FACE, Protocol, complete, refuse_settings
+from ..training.protocol import HUGGING_FACE, complete, refuse_settings
 from ..training.validation import ENOUGH, Validation
 from .resuming import read_twins, write_twins
 
 __all__ = ["TwinTrainer", "load"]
 
+NOT_USED = ("resample", "average")  # settings of a protocol: `training/protocol.py` says why
 SIGMA = "sigma.safetensors"
 MULTI_LABEL = "multi_label_classification"
-DEFAULTS = {"temperature": 1.0, "scale": 1.0, "dropout": False, "task": None}  # the settings of an Estimate
+# The settings of an Estimate.
+DEFAULTS = {"temperature": 1.0, "scale": 1.0, "dropout": False, "task": None, "df_per_weight": None, "scores": None}
 SHARDED = "FSDP and DeepSpeed shard the weights, but twins need them whole: use torchrun with DDP."
 
 # The methods of Trainer that TwinTrainer replaces. Under another name, the Trainer would never call ours.
@@ -131,8 +133,8 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         bootstrap: Bootstrap | None = None,
         **options: Any,
     ) -> None:
-        refuse_settings(options, "TwinTrainer")
-        self.protocol = complete(protocol, HUGGING_FACE, "TwinTrainer", without=("resample", "average"))
+        refuse_settings(options, "TwinTrainer", NOT_USED)
+        self.protocol = complete(protocol, HUGGING_FACE, "TwinTrainer", without=NOT_USED)
         args = TrainingArguments("tmp_trainer") if args is None else args
         _require_arguments(model, args)
         if train_dataset is not None:
@@ -242,11 +244,11 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         )
 
         @torch.no_grad()
-        def step(module: nn.Module, batch: Any, number: int) -> None:
+        def run(module: nn.Module, batch: Any, number: int) -> None:
             with self.accelerator.autocast():
                 self.compute_loss(module, self._prepare_inputs(batch))
 
-        validation.update_batchnorm(mean, step, self.args.device, ENOUGH)
+        validation.update_batchnorm(mean, run, self.args.device, ENOUGH)
 
     def _match_precision(self) -> None:
         """Run `model` under autocast if the twins train with it, as a Trainer's own model does."""
@@ -419,7 +421,7 @@ def _require_arguments(model: Any, args: Any) -> None:
         raise TypeError(f"args must be TrainingArguments, not {type(args).__name__}.")
     require_whole("per_device_train_batch_size", args.per_device_train_batch_size, 1)
     for seed in (args.seed, 0 if args.data_seed is None else args.data_seed):
-        if not 0 <= seeds.checked(seed) < 2**32:  # the range of numpy
+        if not 0 <= seeds.require_seed(seed) < 2**32:  # the range of numpy
             raise ValueError(f"a seed of TrainingArguments must be between 0 and 2**32 - 1, not {seed!r}.")
     if args.fsdp:  # on a CPU, accelerate ignores it
         raise ValueError(SHARDED)
@@ -466,7 +468,7 @@ class TrainedModel:
             overwrite_(to, mean)
         if (config := getattr(model, "config", None)) is not None:  # a model sets it when it first sees labels
             config.problem_type = getattr(estimate.module.config, "problem_type", None)
-        return cls(model, estimate.partition)
+        return cls(model, estimate.partition, {**DEFAULTS, "df_per_weight": estimate.df_per_weight})
 
     @classmethod
     def read(cls, folder: str | os.PathLike[str], model: nn.Module) -> TrainedModel:

@@ -47,14 +47,14 @@ try:
 except ImportError as error:
     raise ImportError(f"TwinModule needs Lightning 2.4 or newer: {how_to_install('lightning')}") from error
 
-from .. import Bootstrap, Estimate, PairedLoader, Twins, pool_gradients, resets
+from .. import Bootstrap, Estimate, PairedLoader, Protocol, Twins, pool_gradients, resets
 from .._core import ranks, seeds
 from .._core.checks import shown
 from .._core.copies import replicate
 from .._core.seeds import own_randomness
 from ..data.loader import WEIGHT, require_map_style
-from ..training.protocol import LIGHTNING, Protocol, complete
-from ..training.validation import ENOUGH, Step, Validation
+from ..training.protocol import LIGHTNING, complete
+from ..training.validation import ENOUGH, Run, Validation
 from .resuming import OPTIONS, options_of, read_checkpoint, require_same_options, require_undamaged
 
 __all__ = ["TwinModule"]
@@ -129,6 +129,7 @@ class TwinModule(pl.LightningModule):
 
     module: Any
 
+    # No **options: load_from_checkpoint would then pass the hyperparameters of the user's module, too.
     def __init__(
         self,
         module: pl.LightningModule,
@@ -147,12 +148,12 @@ class TwinModule(pl.LightningModule):
         _require_module(module)
         options = {} if options is None else options
         _require_options(options)
-        seed = seeds.checked(seed)
+        seed = seeds.require_seed(seed)
         bootstrap = Bootstrap(len(dataset), seed=seed) if bootstrap is None else bootstrap  # type: ignore[arg-type]
         make_loader = partial(_Loader, dataset, bootstrap, batch_size, protocol.resample, seed=seed, **options)
         loader = make_loader()  # checks its arguments before the module is copied
         # The copy has frozen weights of its own: a checkpoint or a step may write to them.
-        own: Any = replicate(module, share_frozen=False)[0]
+        own: Any = replicate(module, copy_frozen=True)[0]
         if is_overridden("configure_model", own):
             own.configure_model()
         super().__init__()
@@ -166,7 +167,7 @@ class TwinModule(pl.LightningModule):
         self._mean_state: Mapping[str, Any] = {}  # the mean's state in a checkpoint that is being loaded
         self._loader_state: dict[str, Any] | None = None  # from the checkpoint that `fit` resumes
         self._stepped = False  # whether the optimizer has stepped since the last batch began
-        self._noise = ExitStack()  # open from `training_step` to `backward`
+        self._noise_block = ExitStack()  # open from `training_step` to `backward`
         self._outputs: list[Any] = []  # each twin's output of `training_step`
         self._losses: list[Tensor] = []  # each twin's loss, until `backward`
         self._logged: dict[str, tuple[list[Any], dict[str, Any]]] | None = None  # name -> values of the twins, options
@@ -233,7 +234,7 @@ class TwinModule(pl.LightningModule):
         return answers[0]
 
     def train_dataloader(self) -> PairedLoader:
-        if self.loader.share != ranks.share():  # Lightning has started the other processes since
+        if self.loader.share != ranks.rank_and_size():  # Lightning has started the other processes since
             self.loader = self._make_loader()
         if self._loader_state is not None:
             self.loader.load_state_dict(self._loader_state)
@@ -267,13 +268,13 @@ class TwinModule(pl.LightningModule):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         weighted = self.loader.resample == "counts"
         randomness = own_randomness(self.device, self.seed, self.loader.epoch, self.loader.step, *ranks.own())
-        with self._logging_means(), ExitStack() as noise:
-            noise.enter_context(self.twins.sampled(self.protocol.noise))
+        with self._logging_means(), ExitStack() as block:
+            block.enter_context(self.twins.sampled(self.protocol.noise))
             with randomness:
                 self._outputs = [self._run(self.module, part, batch_idx, weighted) for part in self.each_twin(batch)]
             if None in self._outputs:
                 return None
-            self._noise = noise.pop_all()  # `backward` closes it
+            self._noise_block = block.pop_all()  # `backward` closes it
         self._losses = [output["loss"] for output in self._outputs]
         loss: Tensor = sum(self._losses)  # type: ignore[assignment]
         self._outputs = [{**output, "loss": output["loss"].detach()} for output in self._outputs]
@@ -300,7 +301,7 @@ class TwinModule(pl.LightningModule):
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         self._losses = []
-        with self._noise:
+        with self._noise_block:
             self.module.backward(loss, *args, **kwargs)
 
     def configure_gradient_clipping(
@@ -323,8 +324,8 @@ class TwinModule(pl.LightningModule):
             for output, part in zip(self._outputs, self.each_twin(batch), strict=True):
                 self.module.on_train_batch_end(output, part, batch_idx)
         partition = self.twins.partition
-        share = partition.sizes / partition.sizes.sum()
-        self.log("sigma", (share * partition.sigma.square()).sum().sqrt(), prog_bar=True, batch_size=1)
+        weight = partition.sizes / partition.sizes.sum()
+        self.log("sigma", (weight * partition.sigma.square()).sum().sqrt(), prog_bar=True, batch_size=1)
 
     def on_train_epoch_end(self) -> None:
         self.module.on_train_epoch_end()
@@ -398,8 +399,8 @@ class TwinModule(pl.LightningModule):
         self.module.on_validation_epoch_end()
         if len(self.bootstrap.unseen) and not self.trainer.sanity_checking:
             mean = self._current_mean().module
-            with self._step_of(mean) as step:
-                unseen_loss = self._validation.unseen_loss(mean, step, self.device)
+            with self._running(mean) as run:
+                unseen_loss = self._validation.unseen_loss(mean, run, self.device)
             self.log("unseen_loss", unseen_loss, prog_bar=True, sync_dist=True, batch_size=1)
 
     def on_validation_end(self) -> None:
@@ -430,12 +431,12 @@ class TwinModule(pl.LightningModule):
     def _estimate(self, at_most: int | None) -> Estimate:
         """The mean of the twins, with BatchNorm statistics of `at_most` training samples, or of all."""
         estimate = self.twins.estimate(scale=self.bootstrap.scale)
-        with self._step_of(estimate.module) as step:
-            self._validation.update_batchnorm(estimate.module, step, self.device, at_most)
+        with self._running(estimate.module) as run:
+            self._validation.update_batchnorm(estimate.module, run, self.device, at_most)
         return estimate
 
     @contextmanager
-    def _step_of(self, mean: Any) -> Iterator[Step[tuple[float, int]]]:
+    def _running(self, mean: Any) -> Iterator[Run[tuple[float, int]]]:
         """A function that runs `training_step` of the mean model, without gradients, and returns loss and batch size.
 
         The mean model gets copies of the module's attributes, which a hook may have set. So the module's own metrics
@@ -445,7 +446,7 @@ class TwinModule(pl.LightningModule):
         copy_attributes(self.module, mean, (self, trainer), ("log",))
         mean.trainer, mean.log = trainer, lambda *args, **kwargs: None
 
-        def step(module: Any, batch: Any, number: int) -> tuple[float, int]:
+        def run(module: Any, batch: Any, number: int) -> tuple[float, int]:
             batch = batch if trainer is None else trainer.precision_plugin.convert_input(batch)
             batch = module.on_before_batch_transfer(batch, 0)
             batch = module.transfer_batch_to_device(batch, self.device, 0)
@@ -455,11 +456,11 @@ class TwinModule(pl.LightningModule):
             return (0.0, 0) if output is None else (output["loss"].item(), extract_batch_size(batch))
 
         try:
-            yield step
+            yield run
         finally:
             del mean.log
             mean.trainer = None
-            copy_attributes(self.module, mean, (self, trainer), ("log",))  # undo what the steps counted
+            copy_attributes(self.module, mean, (self, trainer), ("log",))  # undo what the runs counted
 
     # Checkpoints and states
 
@@ -579,7 +580,7 @@ class _RemoveNoiseOnError(pl.Callback):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         if isinstance(pl_module, TwinModule):
-            pl_module._noise.close()
+            pl_module._noise_block.close()
 
 
 def _split_weight(batch: Any) -> tuple[Tensor, Any]:

@@ -34,8 +34,8 @@ try:
 except ImportError as error:
     raise ImportError(f"these estimators need scikit-learn 1.6 or newer: {how_to_install('sklearn')}") from error
 
-from .. import Bootstrap, Prediction, fit
-from .._core.checks import one_line, require_number, require_whole, shown
+from .. import Bootstrap, Prediction, Protocol, fit
+from .._core.checks import is_whole, one_line, require_number, require_samples, require_whole, shown
 from .._core.copies import replicate
 from .._core.seeds import derive, own_randomness, seeded
 from ..data.bootstrap import UNSEEN
@@ -43,7 +43,7 @@ from ..estimate import conformal
 from ..estimate.prediction import Task
 from ..training import losses
 from ..training.optimizers import adam
-from ..training.protocol import SCIKIT_LEARN, Protocol, complete
+from ..training.protocol import SCIKIT_LEARN, complete
 
 __all__ = ["TwinBootClassifier", "TwinBootRegressor"]
 
@@ -53,7 +53,6 @@ MAX_REPEATS = 10  # larger weights multiply the loss instead: each repetition co
 TOO_FAR = "X has values so far from the training data that the prediction is not a finite number."
 LARGE, BATCH, LARGE_BATCH = 2000, 32, 256  # rows of a large table; batch sizes for small and large tables
 ENOUGH = 50  # out-of-bag rows to calibrate a classifier: with fewer, the temperature is too uncertain
-MIN_NOISE = 0.05  # least share of the squared errors that counts as noise, where the draws vary more than that
 
 
 class _TwinBoot(BaseEstimator):  # type: ignore[misc]
@@ -166,8 +165,7 @@ class _TwinBoot(BaseEstimator):  # type: ignore[misc]
         complete(self.protocol, SCIKIT_LEARN, type(self).__name__)
         if self.network is not None and (isinstance(self.network, nn.Module) or not callable(self.network)):
             raise TypeError(f"network must be a function that makes one, such as nn.Linear, not {shown(self.network)}.")
-        if not _is_whole(self.samples) or self.samples < 0 or self.samples == 1:
-            raise ValueError(f"samples must be 0, for the mean model, or at least 2, not {shown(self.samples)}.")
+        require_samples(self.samples)
         require_whole("epochs", self.epochs, 1)
         if self.patience is not None:
             require_whole("patience", self.patience, 1)
@@ -193,9 +191,9 @@ class _TwinBoot(BaseEstimator):  # type: ignore[misc]
         split = split_rows(len(rows.x), seed, self._sets_rows_aside)
         # Standardize by the rows seen in training only: out-of-bag rows must not influence the model.
         seen = split.seen.numpy()
-        self.center_, self.spread_ = mean_and_scale(rows.x[seen], rows.weight[seen])
+        self.center_, self.spread_ = center_and_spread(rows.x[seen], rows.weight[seen])
         if self._task == "regression":
-            self.target_center_, self.target_spread_ = map(float, mean_and_scale(rows.y[seen], rows.weight[seen]))
+            self.target_center_, self.target_spread_ = map(float, center_and_spread(rows.y[seen], rows.weight[seen]))
         with seeded(derive(seed, "network")):
             network = (self.network or self._mlp)(rows.x.shape[1], outputs)
         data, loss = self._data_and_loss(rows)
@@ -221,7 +219,7 @@ class _TwinBoot(BaseEstimator):  # type: ignore[misc]
 
     def _mlp(self, inputs: int, outputs: int) -> nn.Module:
         hidden = self.hidden.tolist() if isinstance(self.hidden, np.ndarray) else self.hidden
-        if not isinstance(hidden, (list, tuple)) or not all(_is_whole(units) and units >= 1 for units in hidden):
+        if not isinstance(hidden, (list, tuple)) or not all(is_whole(units) and units >= 1 for units in hidden):
             raise ValueError(f"hidden must be a sequence of widths, such as (50,), not {shown(self.hidden)}.")
         sizes = [inputs, *map(int, hidden)]
         try:
@@ -343,10 +341,9 @@ class TwinBootRegressor(RegressorMixin, _TwinBoot):  # type: ignore[misc]
         stop, calibration = split.stopping.numpy(), split.calibration.numpy()
         mean, spread = self._mean_and_spread(rows.x[stop])
         unit = power_of_two(np.r_[rows.y[stop], mean, spread, self.target_spread_])  # squares must not overflow
-        errors = np.average((rows.y[stop] / unit - mean / unit) ** 2, weights=rows.weight[stop])
-        noise = max(errors - np.average((spread / unit) ** 2, weights=rows.weight[stop]), MIN_NOISE * errors)
+        noise = conformal.noise_variance(rows.y[stop] / unit - mean / unit, spread / unit, rows.weight[stop])
         least = 1e-6 * (self.target_spread_ / unit)  # above 0 even for a perfect fit
-        self.noise_ = float(unit * math.sqrt(max(noise, least**2)))
+        self.noise_ = float(unit * math.sqrt(max(noise, float(least**2))))
         mean, std = self._mean_and_std(rows.x[calibration])
         with np.errstate(over="ignore"):  # a score may be infinite; the difference of halves is finite
             self.scores_ = np.abs(rows.y[calibration] / 2 - mean / 2) / (std / 2)
@@ -376,7 +373,7 @@ class TwinBootRegressor(RegressorMixin, _TwinBoot):  # type: ignore[misc]
         mean, std = self._mean_and_std(self._check_input(X))
         half = conformal.quantile(self.scores_, level, self.scores_weight_)
         if not math.isfinite(half):
-            needed = math.ceil(level / (1 - level) - 1e-9)  # 0.9 / 0.1 is 9, despite rounding
+            needed = conformal.needed_for(float(level))
             warnings.warn(
                 f"intervals of level {float(level):g} are infinite: they need {needed} rows for calibration, but there "
                 f"are {len(self.scores_)}. Use a table of about {math.ceil(needed / (UNSEEN / 2))} rows.",
@@ -426,10 +423,6 @@ def _real(y: Any) -> Floats:
         if found.dtype.kind != "c":
             return found.astype(np.float64)
     raise ValueError(f"y must be a real number for each row, not {shown(y)}.")
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def _dense(x: Any) -> Floats:
@@ -515,7 +508,7 @@ def power_of_two(values: Floats) -> Floats:
     return np.where(largest > 0, np.ldexp(1.0, np.frexp(largest)[1] - 1), 1.0)
 
 
-def mean_and_scale(values: Floats, weight: Floats) -> tuple[Floats, Floats]:
+def center_and_spread(values: Floats, weight: Floats) -> tuple[Floats, Floats]:
     """Mean and standard deviation of each column; for constant columns, `power_of_two` replaces the latter."""
     unit = power_of_two(values)
     values = values / unit

@@ -13,22 +13,25 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from .. import resets
 from .._core import seeds
-from .._core.checks import require_tensor, require_types, require_whole
+from .._core.checks import require_known, require_samples, require_tensor, require_types, require_whole
 from ..data.bootstrap import Bootstrap
-from ..estimate.prediction import Moments, Prediction, combine, half_width
+from ..estimate.prediction import Moments, Prediction, combine
+from ..estimate.student import half_width
 from ..training import optimizers
-from ..training.protocol import INVERT, Protocol, blocks_of_three, complete
+from ..training.protocol import INVERT, Protocol, blocks_of_three, complete, refuse_settings
 from ..twins import Twins
 from . import priors
 from .measurements import Measurements, see
 from .operators import Forward
+
+NOT_USED = ("pooled", "resample", "average")  # settings of a protocol: there are no networks, loaders or epochs
 
 
 def invert(
@@ -49,6 +52,7 @@ def invert(
     bootstrap: Bootstrap | None = None,
     seed: int = 0,
     progress: Callable[[int], object] = lambda step: None,
+    **unknown: Any,
 ) -> Inversion:
     """Find the field behind measurements, and how uncertain each part of it is.
 
@@ -86,9 +90,11 @@ def invert(
     >>> bool((result.field - 1).abs().max() < 0.1)
     True
     """
+    refuse_settings(unknown, "invert", NOT_USED)
+    require_known(unknown, invert)
     prior = priors.as_prior(prior)
     optimizers.require_function(optimizer)
-    protocol = complete(protocol, INVERT, "invert", without=("pooled", "resample", "average"))
+    protocol = complete(protocol, INVERT, "invert", without=NOT_USED)
     require_types(invert, locals())
     if stop not in ("unseen", None):
         raise ValueError(f'stop must be "unseen" or None, not {stop!r}.')
@@ -135,8 +141,10 @@ def invert(
         schedule.step()
         progress(step)
     sigma, field = stopping.sigma * bootstrap.scale, stopping.field
-    sigma = priors.raised(sigma, prior, field, initial, data, twins.partition, stopping.noise, seed)
-    return Inversion(field, sigma, stopping.step, stopping.history, bootstrap, seed)
+    [df] = twins.partition.expand([field], of=(replicas - 1) * twins.partition.sizes.to(field.dtype))
+    raised = priors.raised(sigma, prior, field, initial, data, twins.partition, stopping.noise, seed)
+    df = torch.where(raised > sigma, math.inf, df.expand_as(field))  # where sigma is the prior's, it is known
+    return Inversion(field, raised, stopping.step, stopping.history, bootstrap, seed, df)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,6 +154,9 @@ class Inversion:
     `history` has one value per check for each of these: "step", "train" (the mean loss of the noisy twins before the
     step), "unseen" (the loss of the twins' mean on the out-of-bag measurements, after the step) and "sigma" (of the
     twins, as root mean square over the field).
+
+    `df` are the degrees of freedom of each sigma, for `interval`: the number of cells in the block times the number of
+    twins minus 1, or infinity where sigma is the prior's. None counts as infinity.
     """
 
     field: Tensor
@@ -154,14 +165,19 @@ class Inversion:
     history: dict[str, list[float]]
     bootstrap: Bootstrap
     seed: int = 0
+    df: Tensor | None = None
 
     def __repr__(self) -> str:
         sigma, step = self.sigma.square().mean().sqrt(), self.best_step
         return f"Inversion(field of shape {tuple(self.field.shape)}, sigma {sigma:.3g} in the rms, from step {step})"
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """The central interval of each entry of a normal distribution."""
-        half = half_width(level) * self.sigma
+        """The central interval of each entry, by Student's t with `df` degrees of freedom.
+
+        These are an upper bound: neighbouring cells are correlated, and a block then says less about its sigma. So
+        these intervals are still too narrow by a little, where those of a normal distribution were by more.
+        """
+        half = half_width(level, self.df) * self.sigma
         return self.field - half, self.field + half
 
     def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
@@ -177,8 +193,7 @@ class Inversion:
         """What an operator would measure: mean and spread over fields from N(field, sigma^2), or with `samples=0` of
         the field alone."""
         require_types(Inversion.predict, locals())
-        if samples < 0 or samples == 1:
-            raise ValueError(f"samples must be 0, for the field alone, or at least 2, for a spread, not {samples!r}.")
+        require_samples(samples)
         moments = Moments("regression")
         for field in self.sample(samples) if samples else [self.field.clone()]:
             with torch.enable_grad():  # an operator may differentiate by itself
@@ -204,13 +219,13 @@ class _EarlyStopping:
             raise FloatingPointError(f"forward gives values that are not finite for the twins' mean at step {step}.")
         [sigma] = self.twins.partition.expand([field])
         sigma = sigma.to(field).expand_as(field).clone()
-        unit = self.data.scale**2  # of the losses
+        unit = self.data.unit**2  # of the losses
         values = (step, unit * train, unit * unseen, sigma.square().mean().sqrt().item())
         for name, value in zip(self.history, values, strict=True):
             self.history[name].append(value)
         if self.stop is None or self.losses is None or _clearly_lower(losses, self.losses):
             self.losses, self.step, self.field, self.sigma = losses, step, field, sigma
-            self.noise = self.data.scale * math.sqrt(unseen if len(losses) else train)
+            self.noise = self.data.unit * math.sqrt(unseen if len(losses) else train)
 
 
 def _clearly_lower(new: Tensor, old: Tensor) -> bool:

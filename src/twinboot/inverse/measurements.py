@@ -67,12 +67,12 @@ class Measurements(ABC):
         # for zero, and squares of very small or large values overflow in single precision.
         values = observed.reshape(self.n, -1)[self.seen]
         largest = values.abs().max().item() or 1.0
-        self.scale = largest * math.sqrt((values / largest).square().mean().item()) or 1.0
+        self.unit = largest * math.sqrt((values / largest).square().mean().item()) or 1.0
         self.unseen_operator = self.part(self.unseen)
 
     @abstractmethod
     def loss(self, fields: Tensor, step: int) -> tuple[float, Tensor]:
-        """The sum of the twins' losses in units of `scale` squared, and its gradient for their fields [twins, ...]."""
+        """The sum of the twins' losses in units of `unit` squared, and its gradient for their fields [twins, ...]."""
 
     def part(self, index: Tensor) -> Forward:
         """The operator of some measurements. Its result is [measurements, values of each]."""
@@ -82,9 +82,9 @@ class Measurements(ABC):
         return lambda field: self.forward(field).reshape(self.n, -1)[index]
 
     def unseen_losses(self, field: Tensor) -> Tensor:
-        """For each out-of-bag measurement the mean square of its residuals, in units of `scale` squared."""
+        """For each out-of-bag measurement the mean square of its residuals, in units of `unit` squared."""
         observed = self.observed.reshape(self.n, -1)[self.unseen]
-        return ((_evaluate(self.unseen_operator, field) - observed) / self.scale).square().mean(1)
+        return ((_evaluate(self.unseen_operator, field) - observed) / self.unit).square().mean(1)
 
     def _descend(
         self,
@@ -97,7 +97,7 @@ class Measurements(ABC):
         if not all(p.requires_grad for p in predicted):
             raise ValueError(UNRELATED)
         with torch.no_grad():
-            residuals = [(p - y) / self.scale for p, y in zip(predicted, observed, strict=True)]
+            residuals = [(p - y) / self.unit for p, y in zip(predicted, observed, strict=True)]
             slopes = [w * r for w, r in zip(weights, residuals, strict=True)]
             value = sum(torch.dot(s.flatten(), r.flatten()).item() for s, r in zip(slopes, residuals, strict=True))
             slopes = [s.to(p) for s, p in zip(slopes, predicted, strict=True)]  # the operator may have another dtype
@@ -105,7 +105,7 @@ class Measurements(ABC):
         if any(g is None for g in gradients):
             raise ValueError(UNRELATED)
         stacked = gradients[0] if len(gradients) == 1 else torch.stack(gradients)
-        return value, stacked * (2 / self.scale)
+        return value, stacked * (2 / self.unit)
 
 
 class Weighted(Measurements):
@@ -177,8 +177,7 @@ class Batches(Measurements):
         super().__init__(forward, observed, bootstrap)
         self.draws = [bootstrap.indices(b) for b in range(bootstrap.replicas)]
         # Twins that divide the measurements divide a batch, too, as in `PairedLoader`.
-        share = bootstrap.replicas if bootstrap.kind == "split" else 1
-        self.batch_size = max(min(2, batch_size), round(batch_size / share))
+        self.batch_size = max(min(2, batch_size), round(batch_size / bootstrap.parts))
         self.seed, self.epoch = seed, -1
 
     def loss(self, fields: Tensor, step: int) -> tuple[float, Tensor]:

@@ -56,9 +56,9 @@ def raised(
     seed: int,
 ) -> Tensor:
     """Sigma, or the root of the variance above where that is more. `noise` is the standard deviation of the noise in
-    the measurements. The diagonal of J'J is averaged over the cells of a group."""
-    scale = KINDS[prior](field, initial) if isinstance(prior, str) else prior
-    if not scale:
+    the measurements, and `before` that of the prior. The diagonal of J'J is averaged over the cells of a group."""
+    before = KINDS[prior](field, initial) if isinstance(prior, str) else prior
+    if not before:
         return sigma
     operator, shape = data.part(data.seen), (len(data.seen), data.observed.numel() // data.n)
     generator = torch.Generator(field.device).manual_seed(seeds.derive(seed, "floor"))
@@ -69,5 +69,5 @@ def raised(
         with torch.enable_grad():
             [pulled] = torch.autograd.grad(operator(leaf.clone()), leaf, signs)
         information += partition.sum_of_squares([pulled]) / partition.sizes / PROBES
-    [least] = partition.expand([field], of=(1 / float(scale) ** 2 + information / max(noise, 1e-30) ** 2).rsqrt())
+    [least] = partition.expand([field], of=(1 / float(before) ** 2 + information / max(noise, 1e-30) ** 2).rsqrt())
     return torch.maximum(sigma, least.to(field).expand_as(field))

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Subset
 
 from .._core import ranks
-from .._core.batches import check_is_due, moved, usable
+from .._core.batches import finite_check_is_due, moved, usable
 from .._core.copies import call
 from .._core.seeds import alone, own_randomness
 from ..data.bootstrap import Bootstrap
@@ -20,7 +21,6 @@ from ..data.loader import PairedLoader
 from ..estimate import spread
 from ..estimate.estimate import Estimate
 from ..estimate.prediction import Task
-from ..estimate.statistics import norm_layers
 from ..resets import Schedule, is_due
 from ..twins import Twins, pool_gradients
 from . import losses
@@ -57,7 +57,7 @@ class Training:
         self.device = usable(first.device if device is None else device)
         self.twins.to(self.device)
         # Under torchrun PyTorch's own wrapper gives all ranks the mean of their gradients.
-        several = ranks.share()[1] > 1
+        several = ranks.rank_and_size()[1] > 1
         self.runners = [DistributedDataParallel(twin) if several else twin for twin in self.twins]
         self.dataset, self.seed, self.amp, self.batch_size = dataset, seed, amp, batch_size
         self.protocol = protocol
@@ -74,7 +74,7 @@ class Training:
     def epoch(
         self,
         epoch: int,
-        stepper: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer,
         scaler: torch.amp.GradScaler,
         due: Schedule,
         each_step: torch.optim.lr_scheduler.LRScheduler | None = None,
@@ -88,7 +88,7 @@ class Training:
         for step, pair in enumerate(self.loader, start=1):
             if before + step > 1 and is_due(due, before + step - 1):
                 self.twins.reset(self.protocol.mode)
-            stepper.zero_grad()
+            optimizer.zero_grad()
             with (
                 own_randomness(self.device, self.seed, epoch, step, *ranks.own()),
                 self.twins.sampled(self.protocol.noise),
@@ -97,11 +97,11 @@ class Training:
                     value = self._loss(twin, batch)
                     scaler.scale(value).backward()
                     total, number = total + value.detach(), number + 1
-            if check_is_due(self.device, step):
+            if finite_check_is_due(self.device, step):
                 self._require_finite(total, epoch, step)
             pool_gradients(self.twins, self.protocol.pooled)
             with alone():  # PyTorch goes through the hooks of all optimizers, of which `sampled` adds and removes one
-                scaler.step(stepper)
+                scaler.step(optimizer)
             scaler.update()
             if each_step is not None:
                 each_step.step()
@@ -159,10 +159,9 @@ class Training:
     def matched_scale(self, estimate: Estimate) -> float:
         """The scale with which the estimate's draws spread the predictions of out-of-bag samples as much as the twins
         do (estimate/spread.py)."""
-        samples = self.bootstrap.unseen
-        if not len(samples):
-            samples = torch.arange(len(self.dataset))
-        batches = self.validation.batches(samples[:ENOUGH])
+        samples = self.bootstrap.unseen if self.validates else torch.arange(self.bootstrap.n)
+        order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(self.seed))  # data may be sorted
+        batches = self.validation.batches(samples[order[:ENOUGH]])
 
         def values(run: Callable[[Any], Any]) -> Tensor:
             with own_randomness(self.device, self.seed, "spread"):  # for a model with random layers
@@ -177,10 +176,18 @@ class Training:
         apart = spread.variance([values(partial(call, twin)) for twin in self.twins])
         return spread.match(by_draws, apart * self.bootstrap.scale**2)
 
+    def conformalize(self, estimate: Estimate, calibration: Tensor, samples: int | None = None) -> None:
+        """Calibrate prediction sets or intervals by some samples. The noise of values comes from the other out-of-bag
+        samples, so that it does not depend on these."""
+        noise, options = None, {"samples": samples, "batch_size": self.batch_size, **self.validation.options}
+        with own_randomness(self.device, self.seed, "calibration"):
+            if self.task == "regression":
+                others = Subset(self.dataset, self.bootstrap.unseen[:ENOUGH].tolist())
+                noise = estimate.noise(others, **options) or None  # 0 if all errors are 0
+            estimate.conformalize(Subset(self.dataset, calibration.tolist()), noise=noise, **options)
+
     def update_batchnorm(self, estimate: Estimate, at_most: int | None = None) -> None:
         """Compute the mean model's own BatchNorm statistics, from all training samples or from at most this many."""
-        if not norm_layers(estimate.module):
-            return  # without making batches
         with own_randomness(self.device, self.seed, "statistics"):
             # It changes nothing else that moves with a pass in training, as the vectors of spectral_norm do.
             estimate.update_batchnorm(self.validation.seen_batches(at_most), lambda batch: tuple(batch[:-1]))

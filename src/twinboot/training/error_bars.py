@@ -121,7 +121,7 @@ def error_bars(
     require_known(options, error_bars, PairedLoader, DataLoader)
     require_types(error_bars, locals())
     protocol = complete(Protocol(groups=groups, noise=0.0), FIT, "error_bars")
-    seed = seeds.checked(seed)
+    seed = seeds.require_seed(seed)
 
     def begin(number: int, before: Twins | None = None) -> _Round:
         own = seeds.derive(seed, "round", number)
@@ -167,7 +167,7 @@ def error_bars(
         current.load_state_dict(state["round"])
     if not ranks.agree(done):
         raise ValueError(f"the ranks do not find the same checkpoints: {checkpoint} must be one directory for all.")
-    writes = ranks.share()[0] == 0
+    writes = ranks.rank_and_size()[0] == 0
     began, before = time.perf_counter(), done
     while done < rounds * epochs:
         number, epoch = divmod(done, epochs)

@@ -7,6 +7,7 @@ for each epoch:
     its loss on the out-of-bag samples; the best state is kept            (selection.py)
     a reset if one is due
     a checkpoint                                                          (checkpoints.py)
+the scores of the calibration samples, if some were set aside             (estimate/conformal.py)
 
 What makes up the method (groups, resets, noise, ...) is a `Protocol`     (protocol.py)
 """
@@ -19,20 +20,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from .. import resets
 from .._core import fingerprints, ranks, seeds
-from .._core.checks import require_known, require_types, require_whole, shown
+from .._core.checks import one_of, require_known, require_types, require_whole, shown
 from .._core.ranks import is_sharded
 from .._core.states import pack, require_same, unpack
+from .._core.tensors import checksum
 from ..data.bootstrap import Bootstrap
 from ..data.loader import PairedLoader, require_map_style
 from ..estimate.estimate import Estimate
-from ..estimate.prediction import Task
+from ..estimate.prediction import TASKS, Task
 from ..twins import Twins
 from . import losses, optimizers
 from .checkpoints import Checkpoints
@@ -75,6 +76,7 @@ def fit(
     epochs: int = 30,
     batch_size: int = 64,
     bootstrap: Bootstrap | None = None,
+    calibration: float = 0.0,
     seed: SupportsIndex = 0,
     device: str | int | torch.device | None = None,
     amp: torch.dtype | None = None,
@@ -108,6 +110,9 @@ def fit(
         bootstrap: which twin sees which sample, by default `Bootstrap(len(dataset), seed=seed)`. With `kind="split"`
             the twins divide the samples, and an epoch reads each sample once. With `cover=True` or `kind="bayesian"`
             the twins see every sample: there is no validation, and the last epoch is kept.
+        calibration: the share of the out-of-bag samples to set aside, such as 0.5, for `prediction.set()` or
+            `prediction.conformal_interval()` with a guaranteed coverage. They do not choose the epoch. With a bootstrap
+            of your own, give it to that: `Bootstrap(n, calibration=0.5)`. Needs a loss that is given by its name.
         seed: seeds the bootstrap, the order of the samples, all noise, and random layers of the model such as dropout.
         device: where to train; by default where the model is.
         amp: a dtype for `torch.autocast`, such as `torch.bfloat16`.
@@ -130,7 +135,7 @@ def fit(
     """
     for name, number in {"epochs": epochs, "batch_size": batch_size, "patience": patience}.items():
         if name != "patience" or number is not None:
-            require_whole(name, int(number) if isinstance(number, np.integer) else number, 1)
+            require_whole(name, number, 1)
     epochs, batch_size = int(epochs), int(batch_size)
     _check_options(options)
     if isinstance(model, nn.Module) and any(map(is_sharded, model.parameters())):
@@ -138,6 +143,7 @@ def fit(
     require_map_style(dataset)
     if bootstrap is not None and not isinstance(bootstrap, Bootstrap):
         raise TypeError(f"bootstrap must be a Bootstrap, such as Bootstrap(len(dataset)), not {shown(bootstrap)}.")
+    bootstrap = _with_calibration(bootstrap, calibration, dataset, loss, seed)
     protocol = complete(protocol, FIT, "fit")
     if not any(amp is known for known in (None, torch.bfloat16, torch.float16)):
         raise TypeError(f"amp must be a dtype, torch.bfloat16 or torch.float16, not {shown(amp)}.")
@@ -145,7 +151,7 @@ def fit(
         raise TypeError("scheduler must be a function that makes one, such as lambda optimizer: StepLR(optimizer, 10).")
     optimizers.require_function(optimizer)
     require_types(fit, locals())
-    seed = seeds.checked(seed)
+    seed = seeds.require_seed(seed)
     run = Training(
         model,
         dataset,
@@ -158,6 +164,9 @@ def fit(
         amp=amp,
         **options,
     )
+    reserved = run.bootstrap.calibration
+    if len(reserved):  # before the training, in case that the samples are of no use
+        run.conformalize(run.estimate(), reserved[:1], samples=0)
     due = resets.usual(len(run.loader)) if protocol.reset is None else protocol.reset
     by_step, by_epoch = resets.steps_and_epochs(due)
     if patience is not None and not run.validates:
@@ -174,6 +183,7 @@ def fit(
         "noise": float(protocol.noise),
         "pooled": float(protocol.pooled),
         "average": str(float(protocol.average)),
+        "calibration": checksum(reserved),
         "amp": str(amp),
         "optimizer": type(stepper).__name__,
         "learning rate": [float(group["lr"]) for group in stepper.param_groups],
@@ -202,7 +212,7 @@ def fit(
     done = len(best.history["epoch"])
     if not ranks.agree(done):
         raise ValueError(f"the ranks do not find the same checkpoints: {checkpoint} must be one directory for all.")
-    writes = ranks.share()[0] == 0  # all ranks have the same to write
+    writes = ranks.rank_and_size()[0] == 0  # all ranks have the same to write
     with open_log(log if writes else None, best.history) as written:
         for epoch in range(done + 1, epochs + 1):
             if patience is not None and epoch - 1 - best.epoch >= patience:
@@ -227,7 +237,22 @@ def fit(
     if progress and writes and done and done == len(best.history["epoch"]):
         show_finished(checkpoint, done, best.epoch)
     run.update_batchnorm(best.estimate)
+    if len(reserved):
+        run.conformalize(best.estimate, reserved)
     return Fit(best.estimate, best.history, best.epoch, run.bootstrap)
+
+
+def _with_calibration(
+    bootstrap: Bootstrap | None, share: float, dataset: Any, loss: object, seed: SupportsIndex
+) -> Bootstrap | None:
+    """The bootstrap that sets samples aside, if `fit` has to make one."""
+    if share and bootstrap is not None:
+        raise ValueError(f"give the calibration to the bootstrap: Bootstrap(n, calibration={shown(share)}).")
+    if share:
+        bootstrap = Bootstrap(len(dataset), seed=seed, calibration=share)
+    if bootstrap is not None and len(bootstrap.calibration) and not isinstance(loss, str):
+        raise ValueError(f"calibration needs to know what the model predicts: give the loss as {one_of(TASKS)}.")
+    return bootstrap
 
 
 def _check_options(options: dict[str, Any]) -> None:

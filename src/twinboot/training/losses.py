@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .._core.checks import one_of, shown
-from ..estimate.prediction import TASKS, Task, checked_labels, like
+from ..estimate.prediction import TASKS, Task, like, require_labels
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -33,7 +33,7 @@ def classification(logits: Tensor, labels: Tensor) -> Tensor:
     _require_values(logits)
     if logits.ndim < 2:
         raise ValueError(f"classification needs logits [samples, classes], but the model gives {tuple(logits.shape)}.")
-    values = F.cross_entropy(logits, checked_labels(labels, logits), reduction="none")
+    values = F.cross_entropy(logits, require_labels(labels, logits), reduction="none")
     return values.reshape(len(values), -1).mean(1)
 
 
@@ -79,7 +79,7 @@ def _samples(target: object) -> int:
 
 
 def _one_each(loss: Loss) -> Loss:
-    def checked(output: Tensor, target: Tensor) -> Tensor:
+    def with_checks(output: Tensor, target: Tensor) -> Tensor:
         if not isinstance(output, Tensor):
             raise TypeError(f"the model must give a tensor, not {type(output).__name__}.")
         if output.dtype in (torch.float16, torch.bfloat16):  # as under autocast: squares would be coarse or infinite
@@ -96,4 +96,4 @@ def _one_each(loss: Loss) -> Loss:
             raise TypeError(f"the loss must give real floating-point values, not {values.dtype}.")
         return values
 
-    return checked
+    return with_checks

@@ -86,9 +86,9 @@ def complete(protocol: Protocol | None, defaults: Protocol, front_end: str, with
     return replace(defaults, **protocol._given())
 
 
-def refuse_settings(options: Mapping[str, Any], front_end: str) -> None:
-    """Say where settings of the protocol belong."""
-    for name in options.keys() & {field.name for field in fields(Protocol)}:
+def refuse_settings(options: Mapping[str, Any], front_end: str, without: Collection[str] = ()) -> None:
+    """Say where settings of the protocol belong. `without` is that of `complete`."""
+    for name in options.keys() & {field.name for field in fields(Protocol)}.difference(without):
         raise TypeError(f"{front_end} has no option {name!r}: give protocol=Protocol({name}={shown(options[name])}).")
 
 

@@ -27,6 +27,9 @@ from ..estimate.estimate import Estimate
 from .epoch import Training
 
 
+# `invert` and the seismic experiment choose their own best states (`_EarlyStopping`, `_Snapshots`). The three have
+# nothing to say once: here the lower of two losses wins, and the choice is part of a checkpoint; there a state must be
+# better by a standard error, over a vector of losses; and the experiment chooses for many problems at once, by masks.
 class Selection:
     """The estimate to keep, and how the run went."""
 
@@ -96,9 +99,9 @@ class Average:
         self.count += 1
         if self.count == 1:
             self.weights = [wide(w).clone() for w in weights]
-        share = (self.power + 1) / (self.power + self.count) if self.power < math.inf else 1.0
+        newest = (self.power + 1) / (self.power + self.count) if self.power < math.inf else 1.0
         for average, weight in zip(self.weights, weights, strict=True):
-            average.lerp_(wide(weight), share)
+            average.lerp_(wide(weight), newest)
             weight.copy_(average)
 
     def state_dict(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ ENOUGH = 1024  # samples for the BatchNorm statistics in validation: an error of
 # The options of a training loader that say how samples are fetched.
 PASSED_ON = ("collate_fn", "num_workers", "pin_memory", "worker_init_fn", "multiprocessing_context", "timeout")
 Found = TypeVar("Found")
-Step = Callable[[nn.Module, Any, int], Found]  # module, batch, number of the batch -> result
+Run = Callable[[nn.Module, Any, int], Found]  # module, batch, number of the batch -> result
 
 
 class Batches:
@@ -45,7 +45,7 @@ class Batches:
 
 
 class Validation:
-    """Runs a module on the out-of-bag samples, or on those that some twin sees; `step` runs it on a batch."""
+    """Runs a module on the out-of-bag samples, or on those that some twin sees; `run` runs it on a batch."""
 
     def __init__(
         self, dataset: Dataset[Any], bootstrap: Bootstrap, batch_size: int, seed: int, options: Mapping[str, Any]
@@ -57,27 +57,27 @@ class Validation:
         seed = seeds.derive(self.seed, "judge")  # of the batches
         return Batches(self.dataset, samples, self.batch_size, seed, self.options)
 
-    def seen_batches(self, at_most: int | None = None) -> Batches:
-        """The samples that some twin sees, or at most this many of them."""
+    def seen_batches(self, at_most: int | None = None) -> Iterator[Any]:
+        """The samples that some twin sees, or at most this many of them. Nothing is made before the first batch."""
         # In random order: a batch of one class, as in a sorted dataset, would have too small a variance.
         seen = self.bootstrap.seen
         order = torch.randperm(len(seen), generator=torch.Generator().manual_seed(seeds.derive(self.seed, "seen")))
-        return self.batches(seen[order[:at_most]])
+        yield from self.batches(seen[order[:at_most]])
 
-    def unseen(self, module: nn.Module, step: Step[Found], device: torch.device) -> list[Found]:
-        """The result of `step` for each out-of-bag batch."""
+    def unseen(self, module: nn.Module, run: Run[Found], device: torch.device) -> list[Found]:
+        """The result of `run` for each out-of-bag batch."""
         module.eval()
         with own_randomness(device, self.seed, "unseen"):
-            return [step(module, batch, n) for n, batch in enumerate(self.batches(self.bootstrap.unseen))]
+            return [run(module, batch, n) for n, batch in enumerate(self.batches(self.bootstrap.unseen))]
 
-    def unseen_loss(self, module: nn.Module, step: Step[tuple[float, int]], device: torch.device) -> float:
-        """The mean out-of-bag loss. `step` returns the mean loss of a batch and its number of samples; the result is
+    def unseen_loss(self, module: nn.Module, run: Run[tuple[float, int]], device: torch.device) -> float:
+        """The mean out-of-bag loss. `run` returns the mean loss of a batch and its number of samples; the result is
         NaN if that is 0 for all batches."""
-        found = self.unseen(module, step, device)
+        found = self.unseen(module, run, device)
         samples = sum(size for _, size in found)
         return sum(loss * size for loss, size in found) / samples if samples else math.nan
 
-    def update_batchnorm(self, module: nn.Module, step: Step[Any], device: torch.device, at_most: int | None) -> None:
+    def update_batchnorm(self, module: nn.Module, run: Run[Any], device: torch.device, at_most: int | None) -> None:
         """Compute a module's own BatchNorm statistics, from the samples that some twin sees or at most this many."""
         with own_randomness(device, self.seed, "statistics"):
-            refill_statistics(module, self.seen_batches(at_most), step)
+            refill_statistics(module, self.seen_batches(at_most), run)

@@ -18,7 +18,7 @@ from twinboot.experiments.images import run as images_run
 from twinboot.experiments.images.config import PRESETS
 from twinboot.experiments.images.methods import METHODS
 from twinboot.experiments.images.run import TURNS, chosen, parts, ratios
-from twinboot.experiments.images.single import Task, Trained
+from twinboot.experiments.images.single import Problem, Trained
 from twinboot.experiments.images.twins import Recipe
 from twinboot.experiments.images.verdicts import BASE, DRAWS, OURS, OURS_BOTH
 from twinboot.experiments.report import help_of
@@ -94,6 +94,20 @@ def test_each_seed_has_a_dot_of_its_own_and_curves_say_of_which_images() -> None
     said = [text.get_text() for text in legend.get_texts()]
     assert "single model, its hold-out" in said
     assert "mean of the twins, out-of-bag images" in said
+
+
+def test_one_seed_has_no_bar_on_its_dot_and_one_epoch_no_panel_over_the_epochs() -> None:
+    def bars(tables: dict[str, pd.DataFrame]) -> int:
+        axes = images.figure(SMALL, tables).subfigs[-1].axes[1]
+        return sum(line.get_marker() == "None" and len(line.get_xdata()) == 2 for line in axes.lines)
+
+    tables = dict(small().tables)
+    assert bars(tables) > 0
+    assert bars(tables | {"rows": tables["rows"][tables["rows"]["seed"] == 0]}) == 0
+    for name in ("curves", "sigma"):
+        tables[name] = tables[name][tables[name]["epoch"] == 1]
+    drawn = images.figure(SMALL, tables)
+    assert [len(part.axes) for part in drawn.subfigs] == [3, 1, 3]
 
 
 def test_the_figure_says_what_draws_are_and_needs_no_sigma() -> None:
@@ -186,8 +200,8 @@ def test_doubt_about_strange_images_is_ranked_above_that_about_others(doubt: str
         return doubted * unsure + (1 - doubted) * sure
 
     trained = Trained({"row": predict}, torch.arange(20), pd.DataFrame())
-    task = Task(usual, torch.arange(20) % 2, torch.nn.Identity, epochs=1, batch=1, lr=0.1, samples=2, seed=0)
-    rows, _ = images_run._scored(Config(), trained, task, usual, task.y, strange)
+    problem = Problem(usual, torch.arange(20) % 2, torch.nn.Identity, epochs=1, batch=1, lr=0.1, samples=2, seed=0)
+    rows, _ = images_run._scored(Config(), trained, problem, usual, problem.y, strange)
     assert rows["ood_auroc"].item() == expected
 
 
@@ -306,12 +320,18 @@ def test_presets_and_overrides() -> None:
     assert parts(SMALL)[-1].name == "cost"
 
 
+def test_without_torchmetrics_nothing_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twinboot.experiments.images.run.find_spec", lambda name: name != "torchmetrics")
+    with pytest.raises(UnavailableError, match="images need torchmetrics: pip install"):
+        parts(Config())
+
+
 def test_ivon_that_is_not_installed_is_left_out_with_a_line_and_a_note(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     preset = dataclasses.replace(PRESETS["digits"], methods=("hold-out", "ivon", "twins", "twins-draws"))
     monkeypatch.setitem(PRESETS, "digits", preset)
-    monkeypatch.setattr("twinboot.experiments.images.run.find_spec", lambda name: None)
+    monkeypatch.setattr("twinboot.experiments.images.run.find_spec", lambda name: name != "ivon")
     for _ in range(2):  # the command line asks for the parts twice
         assert not any("ivon" in part.name for part in parts(Config()))
     assert capsys.readouterr().err == (
@@ -349,7 +369,7 @@ def test_the_help_names_the_methods_of_the_presets_and_the_settings_of_twins() -
         ({"methods": ()}, "methods must have at least one value"),
         ({"methods": ("twins:nois=2",)}, "twins have no setting 'nois': use one of mode"),
         ({"set": ("noise=-1",)}, "noise must be from 0 to 100, not -1.0"),
-        ({"set": ("noise",)}, "noise must be a number"),
+        ({"set": ("noise", "2")}, "'noise' has no value: write NAME=VALUE for each setting, such as noise=2"),
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"samples": 1}, "samples must be at least 2"),
         ({"test": 10}, "test must be at least 100"),
@@ -379,11 +399,11 @@ def test_spare_images_are_of_the_training_files_and_nothing_trains_on_them(
     monkeypatch.setattr(images_run, "_images", lambda name, directory: data)
     for number in (0, 1):
         config = Config(preset="cifar10-5k", spare=True, data="somewhere")
-        task, moments = images_run._task(config, number)
+        problem, moments = images_run._problem(config, number)
         judges, labels = images_run._test_images(config, number)
         both = [
             {tuple(row) for row in part.flatten(1).tolist()}
-            for part in (task.x, datasets.standardised(judges, moments))
+            for part in (problem.x, datasets.standardised(judges, moments))
         ]
         assert [len(part) for part in both] == [5000, 1200]
         assert not both[0] & both[1]
@@ -397,13 +417,13 @@ def test_spare_images_are_of_the_training_files_and_nothing_trains_on_them(
         return torch.full((len(x), 10), 0.1)
 
     stub = Trained({"row": predict}, torch.arange(100), pd.DataFrame({"seconds": [1.0]}))
-    method = dataclasses.replace(METHODS["twins"], train=lambda task, scratch, tick: stub)
+    method = dataclasses.replace(METHODS["twins"], train=lambda problem, scratch, tick: stub)
     monkeypatch.setitem(METHODS, "twins", method)
     monkeypatch.setattr(images_run, "_strange", lambda config, moments: None)
     for number in (0, 1):
         images_run._run(config, "twins", number, lambda: None, tmp_path)
         expected = datasets.standardised(
-            images_run._test_images(config, number)[0], images_run._task(config, number)[1]
+            images_run._test_images(config, number)[0], images_run._problem(config, number)[1]
         )
         assert any(torch.equal(x, expected) for x in judged)
         judged.clear()

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from contest import TASK, network, patterns, trained
+from contest import PROBLEM, network, patterns, trained
 
 from twinboot import Bootstrap
 from twinboot.estimate import calibration
 from twinboot.experiments.images import methods as images_methods
 from twinboot.experiments.images.methods import AS_DEAR, DROPOUT, HELD_OUT, METHODS, MORE, find, longer, method
-from twinboot.experiments.images.single import Single, Task, Trained, by_one_model
+from twinboot.experiments.images.single import Problem, Single, Trained, by_one_model
 from twinboot.experiments.images.twins import recipe_of
 from twinboot.experiments.images.verdicts import USUAL
 from twinboot.experiments.runner.experiment import Tick
@@ -56,9 +56,9 @@ def test_what_may_not_be_trained_on_changes_nothing(method: str, tmp_path: Path)
         return
     assert whole.unseen is not None
     assert apart.nonzero().squeeze(1).equal(whole.unseen.sort().values)
-    changed = TASK.x.clone()
+    changed = PROBLEM.x.clone()
     changed[apart] += 3.0
-    other = trained(method, tmp_path / "b", replace(TASK, x=changed))
+    other = trained(method, tmp_path / "b", replace(PROBLEM, x=changed))
     # The training accuracy of each epoch is a function of the weights then: none depends on what is apart.
     assert list(whole.curve["train"]) == list(other.curve["train"])
     assert list(whole.curve["loss"]) != list(other.curve["loss"])
@@ -78,10 +78,10 @@ def test_a_method_goes_on_after_a_stop_as_if_there_had_been_none(method: str, tm
     place = tmp_path / "stopped"
     place.mkdir()
     with pytest.raises(KeyboardInterrupt):
-        find(method).train(TASK, place, tick)
+        find(method).train(PROBLEM, place, tick)
     torch.manual_seed(99)  # as another process would have it
     ticks: list[int] = []
-    again = find(method).train(TASK, place, lambda: ticks.append(1))
+    again = find(method).train(PROBLEM, place, lambda: ticks.append(1))
     assert len(ticks) == find(method).epochs(6)  # those of before the stop too
     x, _ = patterns(20, 2)
     for row in whole.rows:
@@ -101,28 +101,28 @@ def test_a_new_method_is_one_function(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setattr(images_methods, "METHODS", dict(METHODS))
 
     @method("short", epochs=lambda epochs: epochs // 2)
-    def short(task: Task, scratch: Path, tick: Tick) -> Trained:
-        run = Single(task)
-        run.train(task.epochs // 2, scratch, tick)
+    def short(problem: Problem, scratch: Path, tick: Tick) -> Trained:
+        run = Single(problem)
+        run.train(problem.epochs // 2, scratch, tick)
         return run.result({"half as long": by_one_model(run.of("last"))}, {"half as long": 0.5})
 
     ticks: list[int] = []
     assert list(trained("short", tmp_path / "a", ticks=ticks).rows) == ["half as long"]
     assert len(ticks) == find("short").epochs(6) == 3
     assert find("short").kind == "short"
-    assert find("short").clock(TASK, tmp_path)(1) > 0
+    assert find("short").clock(PROBLEM, tmp_path)(1) > 0
 
 
 @pytest.mark.parametrize("kind", sorted({found.kind for found in METHODS.values()} - {"ivon"}))
 def test_a_clock_trains_one_epoch_after_another(kind: str, tmp_path: Path) -> None:
-    clock = find(kind).clock(replace(TASK, x=TASK.x[:48], y=TASK.y[:48]), tmp_path / "a")
+    clock = find(kind).clock(replace(PROBLEM, x=PROBLEM.x[:48], y=PROBLEM.y[:48]), tmp_path / "a")
     assert all(clock(epoch) > 0 for epoch in (1, 2))
 
 
 def test_averages_of_a_short_run_are_of_what_was_trained(tmp_path: Path) -> None:
     x, y = patterns(300, 1)
     for epochs in (1, 2):
-        found = trained("single", tmp_path / str(epochs), replace(TASK, epochs=epochs, lr=0.02))
+        found = trained("single", tmp_path / str(epochs), replace(PROBLEM, epochs=epochs, lr=0.02))
         assert (found.rows["SWA"](x).argmax(1) == y).double().mean() > 0.5
         assert all(took > 1 for took in found.epochs.values())
 
@@ -131,7 +131,7 @@ def test_the_temperature_of_a_hold_out_is_the_best_for_it(tmp_path: Path) -> Non
     found = trained("hold-out", tmp_path / "a")
     held = torch.ones(150, dtype=torch.bool)
     held[found.trained_on] = False
-    x, y = TASK.x[held], TASK.y[held]
+    x, y = PROBLEM.x[held], PROBLEM.y[held]
     logs = found.rows["single, best loss on a hold-out"](x).double().log()
     expected = calibration.temperature(logs[None], calibration.Labels(y))  # of logits but for a constant in each row
     warmed = (logs / expected).softmax(1)
@@ -144,21 +144,21 @@ def test_the_temperature_of_a_hold_out_is_the_best_for_it(tmp_path: Path) -> Non
 def test_averaged_dropout_is_the_average_over_its_epochs_as_that_of_the_twins_is(tmp_path: Path) -> None:
     found = trained("dropout", tmp_path / "a")
     average, weights, known = Average(FIT.average), [], {}
-    for epochs in range(1, longer(TASK.epochs) + 1):  # each the beginning of the same run
-        run = Single(TASK, dropout=DROPOUT)
+    for epochs in range(1, longer(PROBLEM.epochs) + 1):  # each the beginning of the same run
+        run = Single(PROBLEM, dropout=DROPOUT)
         run.train(epochs)
         weights = [p.detach().clone() for p in run.of("last").parameters()]
         average.take(weights)
         known[epochs] = weights
     kept = torch.load(tmp_path / "a" / "single.pt")["states"]
-    states = {f"average after {TASK.epochs}": TASK.epochs, "average": longer(TASK.epochs)}
+    states = {f"average after {PROBLEM.epochs}": PROBLEM.epochs, "average": longer(PROBLEM.epochs)}
     for state, epochs in states.items():
         for name, weight in zip(dict(network(DROPOUT).named_parameters()), known[epochs], strict=True):
             torch.testing.assert_close(kept[state][name], weight)
     x, _ = patterns(20, 3)
     usual, averaged, *_, most = (predict(x) for predict in found.rows.values())
     assert list(found.rows)[-1] == f"MC dropout, averaged, {MORE} times as long"
-    assert found.epochs[list(found.rows)[-1]] == longer(TASK.epochs) / TASK.epochs
+    assert found.epochs[list(found.rows)[-1]] == longer(PROBLEM.epochs) / PROBLEM.epochs
     for one, other in combinations((usual, averaged, most), 2):
         assert not torch.allclose(one, other, atol=1e-3)
 
@@ -166,11 +166,11 @@ def test_averaged_dropout_is_the_average_over_its_epochs_as_that_of_the_twins_is
 def test_a_single_model_is_shown_after_as_long_as_twins_take(tmp_path: Path) -> None:
     found, x = trained("single", tmp_path / "a"), patterns(20, 3)[0]
     for more in (MORE, AS_DEAR):
-        run = Single(TASK)
-        run.train(longer(TASK.epochs, more))
+        run = Single(PROBLEM)
+        run.train(longer(PROBLEM.epochs, more))
         row = f"single, {more} times as long"
         torch.testing.assert_close(found.rows[row](x), by_one_model(run.of("last"))(x))
-        assert found.epochs[row] == longer(TASK.epochs, more) / TASK.epochs
+        assert found.epochs[row] == longer(PROBLEM.epochs, more) / PROBLEM.epochs
 
 
 def test_an_ensemble_is_the_mean_of_two_different_models(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_an_ensemble_is_the_mean_of_two_different_models(tmp_path: Path) -> None
 )
 def test_the_rate_of_ivon_rises_for_five_epochs_and_falls_along_a_cosine(epochs: int, rates: list[float]) -> None:
     pytest.importorskip("ivon", reason="the extra compare is not installed")
-    run = images_methods._variational(replace(TASK, epochs=epochs))
+    run = images_methods._variational(replace(PROBLEM, epochs=epochs))
     optimizer, schedule = run.optimizer, run.scheduler
     assert schedule is not None
     found = []

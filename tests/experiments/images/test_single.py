@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from twinboot.experiments.images.single import Single, Task, accuracy_and_loss, logits_of
+from twinboot.experiments.images.single import Problem, Single, accuracy_and_loss, logits_of
 
 
-def points(batch: int = 16, seed: int = 0) -> Task:
+def points(batch: int = 16, seed: int = 0) -> Problem:
     """Three classes of points around three corners, which Adam with a falling learning rate learns."""
     y = torch.arange(120) % 3
     x = 2 * torch.eye(3, 4)[y] + torch.randn(120, 4, generator=torch.Generator().manual_seed(0))
-    return Task(x, y, lambda dropout, seed: net(), epochs=4, batch=batch, lr=0.02, samples=2, seed=seed)
+    return Problem(x, y, lambda dropout, seed: net(), epochs=4, batch=batch, lr=0.02, samples=2, seed=seed)
 
 
 def net(seed: int = 0) -> nn.Sequential:
@@ -39,9 +39,9 @@ def weights(model: nn.Module) -> Tensor:
 def test_a_held_out_image_changes_nothing_that_is_trained() -> None:
     found = []
     for value in (0.0, 100.0):
-        task = points()
-        task.x[[3, 7, 11]] = value
-        run = Single(task, make=adam, held=torch.tensor([3, 7, 11]))
+        problem = points()
+        problem.x[[3, 7, 11]] = value
+        run = Single(problem, make=adam, held=torch.tensor([3, 7, 11]))
         run.train(2)
         found.append(weights(run.of("last")))
     assert torch.equal(*found)
@@ -50,11 +50,11 @@ def test_a_held_out_image_changes_nothing_that_is_trained() -> None:
 
 
 def test_the_kept_states_are_those_with_the_lowest_loss_and_the_highest_accuracy_on_the_hold_out() -> None:
-    task = points()
-    run = Single(task, make=adam, held=torch.arange(30))
+    problem = points()
+    run = Single(problem, make=adam, held=torch.arange(30))
     run.train(8)
-    assert accuracy_and_loss(run.of("loss"), task.x[:30], task.y[:30])[1] == min(run.curve["loss"])
-    assert accuracy_and_loss(run.of("accuracy"), task.x[:30], task.y[:30])[0] == max(run.curve["validation"])
+    assert accuracy_and_loss(run.of("loss"), problem.x[:30], problem.y[:30])[1] == min(run.curve["loss"])
+    assert accuracy_and_loss(run.of("accuracy"), problem.x[:30], problem.y[:30])[0] == max(run.curve["validation"])
 
 
 def test_an_average_is_that_of_the_weights_after_its_epochs() -> None:
@@ -75,23 +75,24 @@ def test_what_is_kept_on_the_way_is_the_end_of_a_shorter_run() -> None:
 
 
 def test_the_average_that_predicts_the_hold_out_best_is_kept_with_statistics_of_its_own() -> None:
-    task = points(batch=90)  # one batch of all others
-    run = Single(task, make=adam, held=torch.arange(30), power=3, averaged=range(1, 6))
+    problem = points(batch=90)  # one batch of all others
+    run = Single(problem, make=adam, held=torch.arange(30), power=3, averaged=range(1, 6))
     run.train(5)
     model = run.of("average, loss")
-    torch.testing.assert_close(model[1].running_mean, model[0](task.x[30:]).mean(0))
-    assert accuracy_and_loss(model, task.x[:30], task.y[:30])[1] == pytest.approx(run.lowest["average, loss"], rel=1e-3)
+    torch.testing.assert_close(model[1].running_mean, model[0](problem.x[30:]).mean(0))
+    loss = accuracy_and_loss(model, problem.x[:30], problem.y[:30])[1]
+    assert loss == pytest.approx(run.lowest["average, loss"], rel=1e-3)
 
 
 def test_what_is_kept_of_an_average_has_statistics_of_all_images_though_few_judged_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("twinboot.experiments.images.single.ENOUGH", 30)  # one batch of three
-    task = points(batch=30)
-    run = Single(task, make=adam, held=torch.arange(30), power=3, averaged=range(1, 6))
+    problem = points(batch=30)
+    run = Single(problem, make=adam, held=torch.arange(30), power=3, averaged=range(1, 6))
     run.train(5)
     model = run.of("average, loss")
-    torch.testing.assert_close(model[1].running_mean, model[0](task.x[30:]).mean(0))
+    torch.testing.assert_close(model[1].running_mean, model[0](problem.x[30:]).mean(0))
 
 
 def ivon(model: nn.Module) -> Any:
@@ -119,17 +120,17 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path, make: Any) -
 
 def test_global_generators_stay_as_they_are() -> None:
     model = net()
-    task = replace(points(), network=lambda dropout, seed: model)
+    problem = replace(points(), network=lambda dropout, seed: model)
     before = torch.get_rng_state()
-    Single(task, make=adam, power=0, averaged=range(1, 2)).train(1)
+    Single(problem, make=adam, power=0, averaged=range(1, 2)).train(1)
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_a_loss_that_is_not_finite_names_epoch_and_step() -> None:
-    task = points()
-    task.x[5] = torch.nan
+    problem = points()
+    problem.x[5] = torch.nan
     with pytest.raises(FloatingPointError, match=r"not finite in epoch 1, step \d+"):
-        Single(task, make=adam).train(1)
+        Single(problem, make=adam).train(1)
 
 
 def test_dropout_draws_only_where_it_is_asked_for() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from contest import TASK, network, patterns, trained
+from contest import PROBLEM, network, patterns, trained
 from torch.utils.data import TensorDataset
 
 from twinboot import Bootstrap, Estimate, fit, resets
@@ -24,20 +24,20 @@ def test_twins_are_calibrated_by_what_no_twin_saw(tmp_path: Path, monkeypatch: p
         return calibrate(self, dataset, **options)
 
     monkeypatch.setattr(Estimate, "calibrate", spy)
-    trained("twins", tmp_path / "a", replace(TASK, epochs=1))
+    trained("twins", tmp_path / "a", replace(PROBLEM, epochs=1))
     assert used == [Bootstrap(150, seed=0).unseen.tolist()]
 
 
 def test_the_last_epoch_alone_is_neither_averaged_nor_chosen(tmp_path: Path) -> None:
     trained("twins", tmp_path / "a")
-    data = TensorDataset(TASK.x, TASK.y)
+    data = TensorDataset(PROBLEM.x, PROBLEM.y)
     plain: list[Estimate] = []
     fit(
         network(),
         data,
-        epochs=TASK.epochs,
-        batch_size=TASK.batch,
-        optimizer=lambda p: adam(p, TASK.lr),
+        epochs=PROBLEM.epochs,
+        batch_size=PROBLEM.batch,
+        optimizer=lambda p: adam(p, PROBLEM.lr),
         progress=False,
         callback=lambda epoch, estimate, twins: plain.append(twins.estimate()),
     )
@@ -52,87 +52,87 @@ def test_twins_are_shown_after_as_many_epochs_as_the_others_and_after_more_or_fe
 ) -> None:
     name, x = "divided", patterns(20, 2)[0]
     recipe = Recipe(kind="split", cover=True, longer=longer)
-    found = train(replace(TASK, epochs=8), tmp_path, lambda: None, row=name, recipe=recipe)
+    found = train(replace(PROBLEM, epochs=8), tmp_path, lambda: None, row=name, recipe=recipe)
     row = f"divided, {longer} times as long"
     assert found.epochs == {row: longer}
     after: list[Estimate] = []
     fit(
         network(),
-        TensorDataset(TASK.x, TASK.y),
+        TensorDataset(PROBLEM.x, PROBLEM.y),
         epochs=9,
-        batch_size=TASK.batch,
-        optimizer=lambda p: adam(p, TASK.lr),
+        batch_size=PROBLEM.batch,
+        optimizer=lambda p: adam(p, PROBLEM.lr),
         bootstrap=Bootstrap(150, kind="split", cover=True),
         progress=False,
         callback=lambda epoch, estimate, twins: after.append(estimate),
     )
     for epochs, shown in ((8, name), (round(8 * longer), row)):
         estimate = after[epochs - 1]
-        estimate.update_batchnorm(TASK.x.split(TASK.batch))
-        expected = estimate.predict(x, TASK.samples, seed=TASK.seed).probs
+        estimate.update_batchnorm(PROBLEM.x.split(PROBLEM.batch))
+        expected = estimate.predict(x, PROBLEM.samples, seed=PROBLEM.seed).probs
         torch.testing.assert_close(found.rows[shown](x), expected, atol=0.02, rtol=0.1)  # statistics of other batches
     assert not torch.allclose(found.rows[row](x), found.rows[name](x), atol=1e-3)
 
 
 def test_early_resets_grow_from_ten_steps_to_a_plain_epoch() -> None:
     early, usual = Recipe(early=True), Recipe(reset=3)
-    assert early.protocol(replace(TASK, batch=8)).reset == resets.steps(resets.growing(10, 1.1, most=19))
-    assert early.protocol(replace(TASK, batch=75)).reset == resets.steps(resets.growing(10, 1.1, most=10))
-    assert usual.protocol(TASK).reset == resets.every(3)
-    assert Recipe().protocol(TASK).reset is None
+    assert early.protocol(replace(PROBLEM, batch=8)).reset == resets.steps(resets.growing(10, 1.1, most=19))
+    assert early.protocol(replace(PROBLEM, batch=75)).reset == resets.steps(resets.growing(10, 1.1, most=10))
+    assert usual.protocol(PROBLEM).reset == resets.every(3)
+    assert Recipe().protocol(PROBLEM).reset is None
 
 
 def test_a_recipe_reaches_the_twins(tmp_path: Path) -> None:
-    task = replace(TASK, batch=8)  # more than ten steps an epoch, which early resets are apart at first
+    problem = replace(PROBLEM, batch=8)  # more than ten steps an epoch, which early resets are apart at first
     changes = ["mode=mean", "decay=true", "noise=2", "reset=4", "early=true", "groups=unit", "kind=poisson"]
     methods = [*TWINS, *(f"twins:{change}" for change in changes)]
-    last = [trained(name, tmp_path / str(i), task).sigma["sigma"].iloc[-1] for i, name in enumerate(methods)]
+    last = [trained(name, tmp_path / str(i), problem).sigma["sigma"].iloc[-1] for i, name in enumerate(methods)]
     assert len(set(last)) == len(methods)  # no two of them trained the same way
 
 
 def test_draws_have_as_much_of_sigma_as_the_recipe_says(tmp_path: Path) -> None:
-    task = replace(TASK, epochs=2)
-    found = trained("twins-pooled", tmp_path / "a", task)
+    problem = replace(PROBLEM, epochs=2)
+    found = trained("twins-pooled", tmp_path / "a", problem)
     x, _ = patterns(20, 2)
     last = Estimate.load(tmp_path / "a" / "last.safetensors", network())
     assert last.scale == TWINS["twins-pooled"][1].scale == 2.4
-    expected = last.predict(x, TASK.samples, "classification", seed=TASK.seed).probs
+    expected = last.predict(x, PROBLEM.samples, "classification", seed=PROBLEM.seed).probs
     assert torch.equal(found.rows["Twin-Boot with pooled gradients, last epoch alone"](x), expected)
     ends = [Estimate.load(tmp_path / "a" / "earlier.safetensors", network()).scale, last.scale]
     assert ends == [2.4, 2.4]
     last.scale = 1.0
-    assert not torch.equal(last.predict(x, TASK.samples, "classification", seed=TASK.seed).probs, expected)
+    assert not torch.equal(last.predict(x, PROBLEM.samples, "classification", seed=PROBLEM.seed).probs, expected)
 
 
 def test_twins_with_dropout_draw_its_masks_too_and_their_mean_does_not(tmp_path: Path) -> None:
-    found = trained("twins:dropout=0.1", tmp_path / "a", replace(TASK, epochs=2))
+    found = trained("twins:dropout=0.1", tmp_path / "a", replace(PROBLEM, epochs=2))
     x, _ = patterns(20, 2)
     last = Estimate.load(tmp_path / "a" / "last.safetensors", network(dropout=0.1))
     assert last.dropout
     drawn = found.rows["Twin-Boot, dropout=0.1, last epoch alone"](x)
-    assert torch.equal(drawn, last.predict(x, TASK.samples, "classification", seed=TASK.seed).probs)
+    assert torch.equal(drawn, last.predict(x, PROBLEM.samples, "classification", seed=PROBLEM.seed).probs)
     last.dropout = False
-    assert not torch.equal(drawn, last.predict(x, TASK.samples, "classification", seed=TASK.seed).probs)
+    assert not torch.equal(drawn, last.predict(x, PROBLEM.samples, "classification", seed=PROBLEM.seed).probs)
     of_mean = found.rows["Twin-Boot, dropout=0.1, mean"]
     assert torch.equal(of_mean(x), of_mean(x))
 
 
 def test_what_is_kept_of_a_training_has_the_scale_of_the_recipe_too(tmp_path: Path) -> None:
     """With none of sigma all draws are the mean."""
-    found = train(replace(TASK, epochs=2), tmp_path, lambda: None, row="still", recipe=Recipe(scale=0.0))
+    found = train(replace(PROBLEM, epochs=2), tmp_path, lambda: None, row="still", recipe=Recipe(scale=0.0))
     x, _ = patterns(20, 2)
     torch.testing.assert_close(found.rows["still"](x), found.rows["still, mean"](x))
 
 
 @pytest.mark.parametrize("file", ["epochs.json", "last.safetensors"])
 def test_what_was_kept_before_a_stop_and_is_damaged_is_told_in_one_sentence(file: str, tmp_path: Path) -> None:
-    task = replace(TASK, epochs=2)
-    trained("twins", tmp_path / "a", task)
+    problem = replace(PROBLEM, epochs=2)
+    trained("twins", tmp_path / "a", problem)
     content = (tmp_path / "a" / file).read_bytes()
     for damaged in (content[:-20], content.replace(b"1", b"2"), b""):
         (tmp_path / "a" / file).write_bytes(damaged)
         with pytest.raises(DamagedError, match=rf"{file} is damaged: delete .*a, and this part begins anew\.$"):
-            trained("twins", tmp_path / "a", task)
+            trained("twins", tmp_path / "a", problem)
 
 
 def test_settings_change_a_recipe_and_its_row() -> None:
@@ -148,12 +148,13 @@ def test_settings_change_a_recipe_and_its_row() -> None:
     ("settings", "said"),
     [
         ("nois=2", "twins have no setting 'nois': use one of mode, resample, .*, longer, such as noise=2"),
-        ("", "twins have no setting ''"),
-        ("noise", "noise must be a number, not ''"),
+        ("", "'' has no value: write NAME=VALUE for each setting, such as noise=2"),
+        ("noise,2", "'noise' has no value: write NAME=VALUE for each setting, such as noise=2"),
+        ("noise=", "noise must be a number, not ''"),
         ("noise=two", "noise must be a number, not 'two'"),
         ("noise=nan", "noise must be from 0 to 100, not nan"),
         ("reset=1.5", "reset must be a whole number, not '1.5'"),
-        ("pooled=2", "pooled must be from 0 to 1, not 2.0"),
+        ("pooled=1", "pooled must be from 0 to 0.99, not 1.0"),
         ("kind=bayesian", "kind must be multinomial or poisson or split, not 'bayesian'"),
         ("cover=yes", "cover must be true or false, not 'yes'"),
         ("noise=1,noise=2", "noise=1,noise=2 has a setting twice"),

@@ -136,6 +136,28 @@ def test_claims_about_sigma_are_of_networks_with_weight_norm_and_of_the_papers_t
     assert judged("cifar10", tables) == []
 
 
+@pytest.mark.parametrize(
+    ("classifier", "falls", "ranks"),
+    [
+        (0.03, "At the end, sigma of a layer is 50% of its highest value, reached after epoch 1", "the classifier has"),
+        (0.01, "At the end, sigma of a layer is 50% of its highest value, reached after epoch 1", "4 have a higher"),
+    ],
+)
+def test_the_sentences_about_sigma_name_a_range_only_if_there_is_one(classifier: float, falls: str, ranks: str) -> None:
+    tables = repeated(2)
+    sigma = tables["sigma"]
+    sigma["sigma"] = (
+        sigma["layer"].map(lambda layer: classifier if layer == "classifier" else 0.02) * 2 / sigma["epoch"]
+    )
+    config = dataclasses.replace(SMALL, preset="cifar10", seeds=4, epochs=3)
+    fell, ranked = (v for v in images.verdicts(config, tables) if "Section 4.2.1" in v.place)
+    assert fell.evidence == f"{falls}."
+    assert ranked.evidence.startswith(f"Of 5 layers, {ranks}")
+    sigma.loc[sigma["layer"] == "conv1_1", "sigma"] = 0.02
+    fell, _ = (v for v in images.verdicts(config, tables) if "Section 4.2.1" in v.place)
+    assert "is 50% to 100% of its highest value" in fell.evidence
+
+
 def test_the_time_of_weights_is_that_of_repeated_samples_in_the_same_turn() -> None:
     tables = repeated(2)
     seconds = {"single": (1.0, 1.0, 1.0), "twins": (1.4, 2.1, 1.5), "twins-draws": (2.0, 3.0, 2.5)}

@@ -25,9 +25,9 @@ from twinboot.experiments.seismic.descent import (
     scores,
     train,
 )
-from twinboot.experiments.seismic.kernels import SIDE, Problem, Task, problem, respond
+from twinboot.experiments.seismic.kernels import SIDE, Problem, Setting, problem, respond
 
-TASK = Task(rows=64, noise=0.3, beta=1.0, width=1.0, spread=1.0)
+TASK = Setting(rows=64, noise=0.3, beta=1.0, width=1.0, spread=1.0)
 SHORT = Schedule(steps=30, lr=0.01, decay=0.99, first_reset=8, check=5)
 SINGLE, HELD, TWINS = Method(), Method(hold_out=True), Method(2, mode="centered")
 METHODS = [SINGLE, HELD, TWINS]
@@ -36,7 +36,7 @@ METHODS = [SINGLE, HELD, TWINS]
 @cache
 def problems() -> tuple[Problem, ...]:
     """Of the same response and number of rows, and else as different as can be."""
-    other = Task(rows=64, noise=0.1, beta=2.0, width=2.0, spread=0.7)
+    other = Setting(rows=64, noise=0.1, beta=2.0, width=2.0, spread=0.7)
     return problem(TASK, 0), problem(other, 1), problem(TASK, 2)
 
 
@@ -105,7 +105,7 @@ def adam_by_hand(p: Problem, weight: Tensor, schedule: Schedule) -> Tensor:
     for step in range(schedule.steps):
         optimizer.param_groups[0]["lr"] = schedule.lr * schedule.decay**step
         optimizer.zero_grad()
-        loss_by_hand(p, weight, respond(p.task.response, p.task.beta * field)).backward()
+        loss_by_hand(p, weight, respond(p.setting.response, p.setting.beta * field)).backward()
         optimizer.step()
     return field.detach()
 
@@ -229,7 +229,7 @@ def test_this_loop_takes_the_steps_of_invert_and_keeps_the_same_state(method: Me
     p = replace(p, kernels=p.kernels.double(), observed=p.observed.double())
     schedule = Schedule(steps=260, lr=0.02, decay=0.995, first_reset=50, check=10)
     total = sum(schedule.lr * schedule.decay**step for step in range(schedule.steps))
-    tolerance = total * (p.task.rows + SIDE**2) * torch.finfo(torch.double).eps / 2
+    tolerance = total * (p.setting.rows + SIDE**2) * torch.finfo(torch.double).eps / 2
     assert tolerance < 1e-12
     eps = 1e-8 / p.observed[p.bootstrap.seen].square().mean().item()
     found = train([p], method, schedule, seed=3)
@@ -263,7 +263,7 @@ def states(chosen: Sequence[Problem], method: Method) -> list[State]:
 
 def validation_losses(p: Problem, method: Method, field: Tensor) -> Tensor:
     index = p.bootstrap.unseen if method.replicas > 1 else p.held_out
-    u = respond(p.task.response, p.task.beta * field).flatten()
+    u = respond(p.setting.response, p.setting.beta * field).flatten()
     return (p.kernels[index] @ u - p.observed[index]).square()
 
 
@@ -326,7 +326,7 @@ def test_looks_come_at_each_check_and_at_the_end() -> None:
 
 @cache
 def some() -> list[Problem]:
-    return [problem(Task(64, 0.3, beta, 1.0, 1.0), seed) for seed, beta in enumerate((1.0, 2.0))]
+    return [problem(Setting(64, 0.3, beta, 1.0, 1.0), seed) for seed, beta in enumerate((1.0, 2.0))]
 
 
 def normal(problems: list[Problem]) -> State:
@@ -376,7 +376,7 @@ def test_deciles_go_by_sigma_and_average_the_squares_over_problems() -> None:
 
 
 def mean_square_by_hand(p: Problem, field: Tensor, index: list[int]) -> float:
-    u = respond("tanh", p.task.beta * field).flatten()
+    u = respond("tanh", p.setting.beta * field).flatten()
     return sum((p.kernels[i] @ u - p.observed[i]).item() ** 2 for i in index) / len(index)
 
 
@@ -393,7 +393,7 @@ def test_the_training_loss_is_of_what_entered_a_loss_and_of_nothing_else(method:
     for row, p, field in zip(found.itertuples(), some(), state.field, strict=True):
         used = used_by_hand(p, method)
         assert row.train == pytest.approx(mean_square_by_hand(p, field, used), rel=1e-4)
-        u = respond("tanh", p.task.beta * field).flatten()
+        u = respond("tanh", p.setting.beta * field).flatten()
         assert row.test == pytest.approx((p.test_kernels @ u - p.test_observed).square().mean().item(), rel=1e-4)
         assert row.error == pytest.approx((field - p.truth).square().mean().item(), rel=1e-5)
     assert found["step"].tolist() == [3, 4]

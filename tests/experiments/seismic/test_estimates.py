@@ -23,7 +23,7 @@ from twinboot.experiments.seismic.estimates import (
     around,
     floored,
 )
-from twinboot.experiments.seismic.kernels import SIDE, Task, problem
+from twinboot.experiments.seismic.kernels import SIDE, Setting, problem
 from twinboot.inverse.priors import PROBES
 
 
@@ -45,7 +45,7 @@ def test_the_patches_around_share_their_variance() -> None:
 
 
 def test_the_floor_is_the_prior_where_no_kernel_reaches_and_the_twins_sigma_where_that_is_more() -> None:
-    given = problem(Task(300, 0.3, 1.0, 1.0, 0.3), 0)
+    given = problem(Setting(300, 0.3, 1.0, 1.0, 0.3), 0)
     field = torch.full((SIDE, SIDE), 0.4)
     found = floored([given], state(torch.zeros(SIDE, SIDE), field))[0]
     torch.testing.assert_close(found[0, 0].item(), 0.4)
@@ -58,7 +58,7 @@ def test_the_floor_is_that_of_invert_but_for_its_random_probes() -> None:
     """What a prior leaves of a cell is 1 / (1 / prior^2 + d / noise^2), d the diagonal of C = J'J. `invert` takes for
     each patch the mean of d over its nine cells, estimated from eight vectors of random signs. The estimate has at most
     the variance 2 / (8 * 81) * (the sum of C^2 over the pairs of its cells)."""
-    p = problem(Task(600, 0.3, 1.0, 1.0, 0.8), 0)
+    p = problem(Setting(600, 0.3, 1.0, 1.0, 0.8), 0)
     start, settings = torch.zeros(SIDE, SIDE), {"steps": 200, "bootstrap": p.bootstrap, "seed": 2}
     twins, with_prior = (invert(operator(p), p.observed, start, prior=prior, **settings) for prior in (None, "found"))
     torch.testing.assert_close(twins.field, with_prior.field)

@@ -10,7 +10,7 @@ from twinboot.experiments.images import methods
 from twinboot.experiments.seismic.kernels import (
     HOLD_OUT,
     SIDE,
-    Task,
+    Setting,
     _centres,
     field,
     kernels,
@@ -23,7 +23,7 @@ from twinboot.experiments.seismic.kernels import (
 )
 from twinboot.experiments.uci.methods import Config as UciConfig
 
-TASK = Task(rows=64, noise=0.3, beta=1.0, width=1.0, spread=1.0)
+TASK = Setting(rows=64, noise=0.3, beta=1.0, width=1.0, spread=1.0)
 
 
 @pytest.mark.parametrize("width", [0.5, 1.0, 2.0, 10.0])
@@ -109,9 +109,9 @@ def test_a_seed_is_one_field_with_the_same_centres_and_noise_whatever_the_rest(c
         assert_same_bits(first.test_kernels, second.test_kernels)
     noise = []
     for p in (first, second):
-        u = respond(p.task.response, p.task.beta * p.truth).flatten()
+        u = respond(p.setting.response, p.setting.beta * p.truth).flatten()
         noise.append(
-            [(p.observed - p.kernels @ u) / p.task.noise, (p.test_observed - p.test_kernels @ u) / p.task.noise]
+            [(p.observed - p.kernels @ u) / p.setting.noise, (p.test_observed - p.test_kernels @ u) / p.setting.noise]
         )
     torch.testing.assert_close(noise[0], noise[1], atol=2e-5, rtol=0)
     assert abs(noise[0][1].std() - 1) < 4 / math.sqrt(2 * 1000)
@@ -135,7 +135,7 @@ def test_a_hold_out_is_as_large_as_what_two_bootstrap_samples_leave() -> None:
 @pytest.mark.parametrize("response", ["tanh", "cubic"])
 @pytest.mark.parametrize("roughness", [size, slopes])
 def test_tikhonov_finds_the_field_behind_many_measurements_without_noise(response: Any, roughness: Any) -> None:
-    task = Task(4000, 0.0, 0.5, 0.5, 1.0, response)
+    task = Setting(4000, 0.0, 0.5, 0.5, 1.0, response)
     made = problem(task, 0)
     found = tikhonov(made, roughness())
     assert (found - made.truth).square().mean() < 1e-4 * made.truth.square().mean()

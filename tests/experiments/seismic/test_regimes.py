@@ -13,7 +13,7 @@ from twinboot.experiments.registry import EXPERIMENTS
 from twinboot.experiments.runner.experiment import Part, Tick
 from twinboot.experiments.runner.store import Run, carry_out
 from twinboot.experiments.seismic import regimes
-from twinboot.experiments.seismic.kernels import Task, problem
+from twinboot.experiments.seismic.kernels import Setting, problem
 from twinboot.experiments.seismic.regimes import AXES, COMPARISONS, END, OURS, PAPER, STOPPED
 
 TINY = regimes.Config(rows=(64, 80), noise=(0.3,), beta=(1.0,), width=(1.0,), spread=(0.7, 1.0), seeds=2, steps=3)
@@ -137,7 +137,7 @@ def test_numbers_count_the_tasks_and_give_each_ones_errors() -> None:
     assert counts[columns].to_numpy().tolist() == [[4, 2, 1, 1], [4, 0, 4, 0], [4, 0, 4, 0]]
     assert list(errors[list(AXES)].itertuples(index=False, name=None)) == TASKS
     assert errors["sample, end"].astype(float).tolist() == pytest.approx([0.5, 0.5, 1.5, 1.0], abs=0.03)
-    assert errors["single, end"].astype(float).tolist() == pytest.approx([1.0] * 4, abs=0.03)
+    assert errors["Adam, end"].astype(float).tolist() == pytest.approx([1.0] * 4, abs=0.03)
     assert len(errors.columns) == len(AXES) + 2 + 6
 
 
@@ -170,7 +170,7 @@ def test_a_row_is_labelled_with_the_task_it_is_of(run: Run) -> None:
     the field that is zero, which depends on the task."""
     runs = run.tables["runs"]
     for row in runs[(runs["run"] == "standard") & (runs["state"] == "last")].itertuples():
-        made = problem(Task(row.rows, row.noise, row.beta, row.width, row.spread), row.seed)
+        made = problem(Setting(row.rows, row.noise, row.beta, row.width, row.spread), row.seed)
         assert row.error == pytest.approx(made.truth.square().mean().item(), rel=0.03)
         assert row.train == pytest.approx(made.observed.square().mean().item(), rel=0.03)
 
@@ -272,7 +272,7 @@ def test_the_best_is_the_best_of_what_is_clear() -> None:
 def test_what_wins_have_in_common_names_them_and_needs_two() -> None:
     one, two = ({"runs": map_runs({STOPPED: [0.2] * n})} for n in (1, 2))
     assert "All" not in regimes.verdicts(MAP, one)[1].evidence
-    expected = "All 2 that are clearly won against one that stops by a hold-out have rows 300 and noise 0.03 and beta 1"
+    expected = "All 2 that are clearly won against Adam stopped by a hold-out have rows 300 and noise 0.03 and beta 1"
     assert expected in regimes.verdicts(MAP, two)[1].evidence
 
 

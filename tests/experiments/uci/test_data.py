@@ -33,7 +33,7 @@ def test_training_rows_are_standardised_and_test_rows_by_the_same_numbers() -> N
     assert made.train_y.shape == (72, 1)
     assert torch.allclose(made.train_x.mean(0), torch.zeros(3), atol=1e-6)
     assert torch.allclose(made.train_x.std(0, correction=0), torch.ones(3))
-    assert made.scale == pytest.approx(spread[-1])
+    assert made.unit == pytest.approx(spread[-1])
     assert np.allclose(made.test_x, ((VALUES - center) / spread)[TEST[1], :-1], atol=1e-5)
     assert np.allclose(made.test_y * spread[-1] + center[-1], VALUES[TEST[1], -1:], atol=1e-5)
 
@@ -44,7 +44,7 @@ def test_test_rows_change_nothing_that_training_sees() -> None:
     first, second = (split(Table(values, TEST), 0) for values in (VALUES, changed))
     assert torch.equal(first.train_x, second.train_x)
     assert torch.equal(first.train_y, second.train_y)
-    assert first.scale == second.scale
+    assert first.unit == second.unit
 
 
 def test_a_constant_input_becomes_zero() -> None:

@@ -49,9 +49,9 @@ def test_scores_of_the_true_function_and_noise_are_those_of_the_normal_distribut
     table = linear(n + 100, n)
     train = table.values[n:]
     made = split(table, 0)
-    truth = torch.from_numpy((table.values[:n, :-1] @ [1.0, -2.0, 0.5] + 7 - train[:, -1].mean()) / made.scale)
+    truth = torch.from_numpy((table.values[:n, :-1] @ [1.0, -2.0, 0.5] + 7 - train[:, -1].mean()) / made.unit)
     prediction = Prediction("regression", truth[:, None], torch.zeros(n, 1).double())
-    found = score(Predicted(prediction, NOISE / made.scale, 1, 0.0, 100), made.test_y.double(), made.scale)
+    found = score(Predicted(prediction, NOISE / made.unit, 1, 0.0, 100), made.test_y.double(), made.unit)
     assert found["rmse"] == pytest.approx(NOISE, abs=4 * NOISE / math.sqrt(2 * n))
     assert found["nll"] == pytest.approx(0.5 * math.log(2 * math.pi * math.e * NOISE**2), abs=4 * math.sqrt(0.5 / n))
     assert found["covered"] == pytest.approx(0.9, abs=4 * math.sqrt(0.09 / n))
@@ -83,7 +83,7 @@ def test_a_linear_target_is_learned_to_its_noise() -> None:
     found["all"] = on_all(config, made, 1, found["single"].epoch)
     assert set(found) == set(uci_methods.METHODS)
     for predicted in found.values():
-        scores = score(predicted, made.test_y, made.scale)
+        scores = score(predicted, made.test_y, made.unit)
         assert NOISE * 0.85 < scores["rmse"] < NOISE * 1.5
         # Wide, because so few steps leave some error, and the noise is known from some 50 rows alone.
         assert abs(scores["covered"] - 0.9) < 0.25

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import toy
 
-from twinboot.experiments import cli, uci
+from twinboot.experiments import cli, commands, uci
 from twinboot.experiments.registry import EXPERIMENTS
 from twinboot.experiments.runner.experiment import Part, Tick, UnavailableError
 from twinboot.experiments.runner.store import Run, RunError, carry_out
@@ -182,7 +182,7 @@ def test_without_a_file_the_flag_is_named_and_reproduce_goes_on(
         uci.parts(uci.QUICK)
     assert cli.main(["uci", "--quick", "--out", str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1
-    monkeypatch.setattr(cli, "EXPERIMENTS", {"uci": uci, "toy": toy})
+    monkeypatch.setattr(commands, "EXPERIMENTS", {"uci": uci, "toy": toy})
     assert cli.main(["reproduce", "--quick", "--out", str(tmp_path)]) == 0
     assert "left out: uci needs a file" in capsys.readouterr().err
     assert (tmp_path / "report.html").exists()

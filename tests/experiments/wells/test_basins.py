@@ -72,8 +72,8 @@ def test_runs_that_are_not_down_in_their_well_are_named(tables: dict[str, pd.Dat
     strays = pd.DataFrame({"reset": ["sample", "none", "sample"], "seed": 300, "well_1": "left", "well_2": "left"})
     lost = pd.DataFrame({"reset": ["mean"], "seed": 300, "well_1": "neither", "well_2": "neither", "sigma": 9.0})
     [title] = basins.numbers(SMALL, {"runs": pd.concat([runs, strays.assign(sigma=[0.8, 0.7, 0.6]), lost])})
-    said = "which raise the rms (no reset: sigma 0.70; sampling reset: sigma 0.60, 0.80)"
-    assert title == f"{plain}; with runs whose twins are nearest to one well but not down in it, {said}"
+    said = "still on their way into the same well (no reset: sigma 0.70; sampling reset: sigma 0.60, 0.80)"
+    assert title == f"{plain}; the rms includes runs whose twins are {said}"
 
 
 def test_few_runs_decide_nothing(tables: dict[str, pd.DataFrame]) -> None:

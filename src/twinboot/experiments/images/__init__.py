@@ -22,13 +22,14 @@ QUESTION = (
 )
 CAPTION = (
     "Top: accuracy of the mean of the twins and of a single model on training images and on images that neither "
-    "trained on, whose lowest loss chooses the epoch for each seed; reliability diagrams on the test images, where the "
-    "diagonal is perfect and bins of very few images have no dot. Middle: sigma of each layer over the epochs and at "
-    "the end, for the first twins of the table. Bottom: accuracy, negative log-likelihood and calibration error on the "
-    "test images for each row of the table except those of the last epoch alone, with a dot for each seed and a bar "
-    'for their mean. Rows that end in "mean" predict with one model, without draws. Twins "with repeated samples" '
-    '("with draws" in the table) read a sample as often as the bootstrap drew it; the others read it once, with a '
-    "weight. Where a table says so, other images of the training files replace the test images."
+    "trained on, whose lowest loss chooses the epoch for each seed (left out if there is one epoch); reliability "
+    "diagrams on the test images, where the diagonal is perfect and bins of very few images have no dot. Middle: sigma "
+    "of each layer over the epochs and at the end, for the first twins of the table. Bottom: accuracy, negative "
+    "log-likelihood and calibration error on the test images for each row of the table except those of the last epoch "
+    'alone, with a dot for each seed and a bar for the mean of several. Rows that end in "mean" predict with one '
+    'model, without draws. Twins "with repeated samples" ("with draws" in the table) read a sample as often as the '
+    "bootstrap drew it; the others read it once, with a weight. Where a table says so, other images of the training "
+    "files replace the test images."
 )
 QUICK = Config(methods=("hold-out", "single", "dropout", "twins"), epochs=8, seeds=1)
 

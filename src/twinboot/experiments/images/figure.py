@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 
 import matplotlib as mpl
 import numpy as np
@@ -35,14 +34,14 @@ def draw(tables: Tables, base: str, ours: str, more: str) -> Figure:
     base, ours = _or_other(base, rows, twins=False), _or_other(ours, rows, twins=True)
     there, others = set(rows["row"]), [ours, f"{ours}, mean", more]
     diagrams = [(row, plots.TWINS[row in others]) for row in (base, *others) if row in there]
-    shown = tables["curves"][tables["curves"]["method"].isin(CURVES)]
+    shown = tables["curves"][tables["curves"]["method"].isin(CURVES) & (tables["curves"]["epoch"].max() > 1)]
     panels = list(parts["curves"].subplots(1, len(diagrams) + (len(shown) > 0), squeeze=False)[0])
     if len(shown):
         _curves(panels.pop(0), shown)
     for axes, (row, colour) in zip(panels, diagrams, strict=True):
         _reliability(axes, tables["bins"][tables["bins"]["row"] == row], row, colour)
     if "sigma" in parts:
-        _sigma(parts["sigma"].subplots(1, 2, width_ratios=[1, 1.6]), tables["sigma"])
+        _sigma(parts["sigma"], sigma_by_layer(tables["sigma"]))
     _standing(parts["rows"], rows)
     return drawn
 
@@ -64,14 +63,8 @@ def _curves(axes: Axes, curves: pd.DataFrame) -> None:
             axes.plot(chosen, seen[chosen], "o", color=colour, mec=plots.ink(), zorder=3)
     axes.plot([], [], "o", mfc="none", mec=plots.ink(), label="chosen epochs")
     axes.set(title="Accuracy while training", xlabel="epoch", ylabel="accuracy", ylim=(None, 1))
-    _whole_epochs(axes, curves["epoch"].max())
-    _legend_below(axes)
-
-
-def _whole_epochs(axes: Axes, last: int) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if last == 1:
-        axes.set_xlim(0, 2)
+    _legend_below(axes)
 
 
 def chosen_epochs(curves: pd.DataFrame) -> list[int]:
@@ -105,14 +98,15 @@ def sigma_by_layer(sigma: pd.DataFrame) -> pd.DataFrame:
     return sigma[sigma["method"] == method].groupby(["layer", "epoch"], sort=False)["sigma"].mean().unstack("epoch")
 
 
-def _sigma(both: Sequence[Axes], sigma: pd.DataFrame) -> None:
-    over, final = both
-    mean = sigma_by_layer(sigma)
+def _sigma(drawn: SubFigure, mean: pd.DataFrame) -> None:
+    """Over the epochs, if there are several, and at the end."""
     colours = mpl.colormaps["viridis"](np.linspace(0.2, 0.9, len(mean)))  # without the darkest, for dark pages
-    for (layer, values), colour in zip(mean.iterrows(), colours, strict=True):
-        over.plot(values, "." if len(values) == 1 else "-", color=colour, label=layer)
-    _whole_epochs(over, mean.columns.max())
-    over.set(title="Sigma of each layer, colours as beside", xlabel="epoch", ylabel="sigma", ylim=(0, None))
+    *before, final = drawn.subplots(1, 2, width_ratios=[1, 1.6]) if mean.shape[1] > 1 else [drawn.subplots()]
+    for over in before:
+        for (layer, values), colour in zip(mean.iterrows(), colours, strict=True):
+            over.plot(values, color=colour, label=layer)
+        over.xaxis.set_major_locator(MaxNLocator(integer=True))
+        over.set(title="Sigma of each layer, colours as beside", xlabel="epoch", ylabel="sigma", ylim=(0, None))
     final.bar(range(len(mean)), mean.iloc[:, -1], color=colours)
     final.set(title="Sigma at the end", ylabel="sigma", xlim=(-0.6, len(mean) - 0.4))
     final.set_xticks(range(len(mean)), list(mean.index), rotation=90 if len(mean) > UPRIGHT else 0)
@@ -125,13 +119,14 @@ def _standing(drawn: SubFigure, rows: pd.DataFrame) -> None:
         "nll": ("Negative log-likelihood", "nats, logarithmic, lower is better"),
         "ece": ("Calibration error", "ECE, logarithmic, lower is better"),
     }
-    panels = drawn.subplots(1, len(shown), sharey=True)
+    panels, several = drawn.subplots(1, len(shown), sharey=True), rows["seed"].nunique() > 1
     for axes, (column, (title, unit)) in zip(panels, shown.items(), strict=True):
         for place, name in enumerate(names):
             own = rows[rows["row"] == name][column].to_numpy()
             colour = plots.TWINS[name.startswith("Twin-Boot")]
             ends = place - SPREAD / 2 - 0.1, place + SPREAD / 2 + 0.1
-            axes.plot([own.mean()] * 2, ends, color=plots.ink(), lw=1.5, zorder=2)
+            if several:
+                axes.plot([own.mean()] * 2, ends, color=plots.ink(), lw=1.5, zorder=2)
             # One below the other, so that equal values can be seen.
             places = place + np.linspace(-0.5, 0.5, len(own)) * SPREAD if len(own) > 1 else [place]
             axes.plot(own, places, "o", color=colour, ms=5, mew=0, zorder=3)
@@ -149,6 +144,7 @@ def _standing(drawn: SubFigure, rows: pd.DataFrame) -> None:
     panels[0].set_yticks(range(len(names)), [name.replace(DRAWS, REPEATED) for name in names])
     panels[0].set_ylim(len(names) - 0.4, -0.6)  # the first on top
     for colour, who in zip(plots.TWINS, ("others", "Twin-Boot"), strict=True):
-        panels[0].plot([], [], "o", color=colour, ms=5, label=f"{who}, a dot for each seed")
-    panels[0].plot([], [], "|", color=plots.ink(), ms=12, mew=1.5, label="mean over the seeds")
+        panels[0].plot([], [], "o", color=colour, ms=5, label=f"{who}, a dot for each seed" if several else who)
+    if several:
+        panels[0].plot([], [], "|", color=plots.ink(), ms=12, mew=1.5, label="mean over the seeds")
     drawn.legend(loc="outside lower right", ncols=3)

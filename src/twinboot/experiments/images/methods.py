@@ -1,7 +1,7 @@
 """The methods that are compared. To add one, write a function below with `@method` before it.
 
-A method is a function of a task, a directory for its files and a tick for each epoch. It returns what it trained, with
-a row of the table for each way to predict: with the model as it is, or with a mean over draws.
+A method is a function of a problem, a directory for its files and a tick for each epoch. It returns what it trained,
+with a row of the table for each way to predict: with the model as it is, or with a mean over draws.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ...estimate import calibration
 from ...training.protocol import FIT
 from ..runner.experiment import Tick, UnavailableError
 from . import twins
-from .single import Predict, Single, Task, Trained, by_one_model, logits_of
+from .single import Predict, Problem, Single, Trained, by_one_model, logits_of
 
 HELD_OUT = 0.135  # share of the images: e^-2, as many as two bootstrap samples leave out
 # Epochs relative to those of a single model: the most that twins should cost, and about what those with counts cost.
@@ -35,7 +35,7 @@ WARM = 5  # epochs in which IVON's learning rate rises, in its authors' script f
 DROPOUT = 0.2  # after each max-pooling
 
 
-Train = Callable[[Task, Path, Tick], Trained]  # the tick is called after each epoch
+Train = Callable[[Problem, Path, Tick], Trained]  # the tick is called after each epoch
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Method:
     train: Train
     epochs: Callable[[int], int]  # ticks in all, if a single model has this many epochs
     kind: str  # the method whose epochs take as long as this one's
-    clock: Callable[[Task, Path], Callable[[int], float]]  # gives a function: number of the next epoch -> its seconds
+    clock: Callable[[Problem, Path], Callable[[int], float]]  # gives a function: the next epoch -> its seconds
 
 
 METHODS: dict[str, Method] = {}
@@ -54,13 +54,13 @@ def method(
     *,
     epochs: Callable[[int], int] = lambda epochs: epochs,
     kind: str | None = None,
-    start: Callable[[Task], Single] = Single,
+    start: Callable[[Problem], Single] = Single,
 ) -> Callable[[Train], Train]:
     """Register a method. `epochs` is how many it trains in all, given those of a single model. The time of an epoch is
     measured on the model that `start` makes; give another method as `kind` if its epochs take as long."""
 
-    def clock(task: Task, scratch: Path) -> Callable[[int], float]:
-        run = start(task)
+    def clock(problem: Problem, scratch: Path) -> Callable[[int], float]:
+        run = start(problem)
 
         def seconds(epoch: int) -> float:
             run.train(epoch)
@@ -91,14 +91,14 @@ def _twins(name: str) -> Method:
 
 
 @method("hold-out", kind="single")
-def hold_out(task: Task, scratch: Path, tick: Tick) -> Trained:
+def hold_out(problem: Problem, scratch: Path, tick: Tick) -> Trained:
     """A single model, stopped by a hold-out; and its weight average over the epochs, stopped likewise."""
-    order = torch.Generator().manual_seed(seeds.derive(task.seed, "hold-out"))
-    held = torch.randperm(len(task.y), generator=order)[: round(HELD_OUT * len(task.y))]
-    run = Single(task, held=held, power=FIT.average, averaged=range(1, task.epochs + 1))
-    run.train(task.epochs, scratch, tick)
-    model, logits = run.of("loss"), logits_of(run.of("loss"), task.x[held])[None]
-    temperature = calibration.temperature(logits, calibration.Labels(task.y[held]))
+    order = torch.Generator().manual_seed(seeds.derive(problem.seed, "hold-out"))
+    held = torch.randperm(len(problem.y), generator=order)[: round(HELD_OUT * len(problem.y))]
+    run = Single(problem, held=held, power=FIT.average, averaged=range(1, problem.epochs + 1))
+    run.train(problem.epochs, scratch, tick)
+    model, logits = run.of("loss"), logits_of(run.of("loss"), problem.x[held])[None]
+    temperature = calibration.temperature(logits, calibration.Labels(problem.y[held]))
     rows = {
         "single, best loss on a hold-out": by_one_model(model),
         "single, best accuracy on a hold-out": by_one_model(run.of("accuracy")),
@@ -113,14 +113,14 @@ def longer(epochs: int, times: float = MORE) -> int:
 
 
 @method("single", epochs=lambda epochs: longer(epochs, AS_DEAR) + epochs)
-def single(task: Task, scratch: Path, tick: Tick) -> Trained:
+def single(problem: Problem, scratch: Path, tick: Tick) -> Trained:
     """A single model on all images: as it is, its SWA, and after more epochs. With a second model, an ensemble."""
-    end, lengths = task.epochs, {more: longer(task.epochs, more) for more in (MORE, AS_DEAR)}
+    end, lengths = problem.epochs, {more: longer(problem.epochs, more) for more in (MORE, AS_DEAR)}
     keep = (end, *lengths.values())
     quarter = range(min(round(AVERAGED * end) + 1, end), end + 1)
-    run = Single(task, power=0.0, averaged=quarter, keep=keep)
+    run = Single(problem, power=0.0, averaged=quarter, keep=keep)
     run.train(max(keep), scratch / "first", tick)
-    other = Single(task, seed=seeds.derive(task.seed, "second"))
+    other = Single(problem, seed=seeds.derive(problem.seed, "second"))
     other.train(end, scratch / "second", tick)
     first, second = by_one_model(run.of(f"after {end}")), by_one_model(other.of("last"))
     rows: dict[str, Predict] = {
@@ -136,50 +136,52 @@ def single(task: Task, scratch: Path, tick: Tick) -> Trained:
     return run.result(rows, took)
 
 
-@method("dropout", epochs=longer, start=lambda task: Single(task, dropout=DROPOUT))
-def dropout(task: Task, scratch: Path, tick: Tick) -> Trained:
+@method("dropout", epochs=longer, start=lambda problem: Single(problem, dropout=DROPOUT))
+def dropout(problem: Problem, scratch: Path, tick: Tick) -> Trained:
     """MC dropout after the last epoch, with weight averaging as in `fit`, and with more epochs."""
-    return _dropout(task, scratch, tick, longer(task.epochs))
+    return _dropout(problem, scratch, tick, longer(problem.epochs))
 
 
 @method("dropout-seen", kind="dropout")
-def dropout_seen(task: Task, scratch: Path, tick: Tick) -> Trained:
+def dropout_seen(problem: Problem, scratch: Path, tick: Tick) -> Trained:
     """MC dropout without the out-of-bag images of the twins, to see how much those matter."""
-    unseen = Bootstrap(len(task.y), seed=task.seed).unseen
-    return _dropout(task, scratch, tick, task.epochs, ", on what twins see", unseen)
+    unseen = Bootstrap(len(problem.y), seed=problem.seed).unseen
+    return _dropout(problem, scratch, tick, problem.epochs, ", on what twins see", unseen)
 
 
-def _dropout(task: Task, scratch: Path, tick: Tick, epochs: int, on: str = "", held: Tensor | None = None) -> Trained:
-    averaged, keep = range(1, epochs + 1), (task.epochs,)
-    run = Single(task, dropout=DROPOUT, held=held, power=FIT.average, averaged=averaged, keep=keep)
+def _dropout(
+    problem: Problem, scratch: Path, tick: Tick, epochs: int, on: str = "", held: Tensor | None = None
+) -> Trained:
+    averaged, keep = range(1, epochs + 1), (problem.epochs,)
+    run = Single(problem, dropout=DROPOUT, held=held, power=FIT.average, averaged=averaged, keep=keep)
     run.train(epochs, scratch, tick)
 
     def masked(state: str) -> Predict:
         model = run.of(state)
-        return _by_draws(task, run.device, lambda x: logits_of(model, x, dropout=True))
+        return _by_draws(problem, run.device, lambda x: logits_of(model, x, dropout=True))
 
-    end = f"after {task.epochs}"
+    end = f"after {problem.epochs}"
     rows = {f"MC dropout{on}": masked(end), f"MC dropout, averaged{on}": masked(f"average {end}")}
     rows[f"dropout, mean{on}"] = by_one_model(run.of(end))
-    took = dict.fromkeys(rows, len(run.trained_on) / len(task.y))
-    if epochs > task.epochs:
+    took = dict.fromkeys(rows, len(run.trained_on) / len(problem.y))
+    if epochs > problem.epochs:
         rows[f"MC dropout, averaged, {MORE} times as long{on}"] = masked("average")
-        took[f"MC dropout, averaged, {MORE} times as long{on}"] = epochs / task.epochs
+        took[f"MC dropout, averaged, {MORE} times as long{on}"] = epochs / problem.epochs
     return run.result(rows, took)
 
 
-def _variational(task: Task) -> Single:
+def _variational(problem: Problem) -> Single:
     """A model with IVON. The settings are its authors' for CIFAR-10 and 200 epochs with batches of 50, not tuned for
     fewer epochs: the learning rate rises for five epochs, at most half of all, then falls along a cosine."""
-    kind, rise = require_ivon(), min(WARM, task.epochs // 2)
+    kind, rise = require_ivon(), min(WARM, problem.epochs // 2)
 
     def make(model: nn.Module) -> tuple[torch.optim.Optimizer, lr_scheduler.LRScheduler]:
-        optimizer = kind(model.parameters(), lr=0.2, ess=len(task.y), hess_init=0.5, weight_decay=2e-4)
+        optimizer = kind(model.parameters(), lr=0.2, ess=len(problem.y), hess_init=0.5, weight_decay=2e-4)
         rises = [lr_scheduler.LinearLR(optimizer, 1 / rise, 1, rise)] if rise else []
-        falls = lr_scheduler.CosineAnnealingLR(optimizer, task.epochs - rise)
+        falls = lr_scheduler.CosineAnnealingLR(optimizer, problem.epochs - rise)
         return optimizer, lr_scheduler.SequentialLR(optimizer, [*rises, falls], [rise]) if rise else falls
 
-    return Single(task, make=make)
+    return Single(problem, make=make)
 
 
 def require_ivon() -> Any:
@@ -191,25 +193,28 @@ def require_ivon() -> Any:
 
 
 @method("ivon", start=_variational)
-def ivon(task: Task, scratch: Path, tick: Tick) -> Trained:
-    run = _variational(task)
-    run.train(task.epochs, scratch, tick)
+def ivon(problem: Problem, scratch: Path, tick: Tick) -> Trained:
+    run = _variational(problem)
+    run.train(problem.epochs, scratch, tick)
     sampled = cast(Any, run.optimizer).sampled_params
-    draws = _by_draws(task, run.device, lambda x: logits_of(run.model, x), sampled)
+    draws = _by_draws(problem, run.device, lambda x: logits_of(run.model, x), sampled)
     return run.result({"IVON": draws, "IVON, mean": by_one_model(run.of("last"))})
 
 
 def _by_draws(
-    task: Task, device: torch.device, logits: Predict, sampled: Callable[[], AbstractContextManager[Any]] = nullcontext
+    problem: Problem,
+    device: torch.device,
+    logits: Predict,
+    sampled: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Predict:
     """Mean probabilities over draws, which the model makes itself or `sampled` makes for it."""
 
     def predict(x: Tensor) -> Tensor:
         total = torch.zeros(())
-        for sample in range(task.samples):
-            with own_randomness(device, task.seed, "draws", sample), sampled():
+        for sample in range(problem.samples):
+            with own_randomness(device, problem.seed, "draws", sample), sampled():
                 total = total + logits(x).softmax(1)
-        return total / task.samples
+        return total / problem.samples
 
     return predict
 

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ... import metrics
 from ..._core import seeds
 from ..._core.batches import usable
 from ..._core.extras import how_to_install
@@ -24,7 +23,7 @@ from ..datasets import Moments, image_files, standardised
 from ..runner.experiment import Part, Tick, UnavailableError
 from .config import PRESETS, Config
 from .methods import find, require_ivon
-from .single import Task, Trained
+from .single import Problem, Trained
 
 STRANGE = 2000  # out-of-distribution images
 SPARE = 5000  # other images of the training files
@@ -82,6 +81,8 @@ def _say_if_clothes_are_left_out(directory: str | None) -> None:
 def _require(config: Config) -> None:
     """Refuse, before anything is trained, what cannot run."""
     preset = PRESETS[config.preset]
+    if not find_spec("torchmetrics"):
+        raise UnavailableError(f"images need torchmetrics: {how_to_install('metrics')}")
     if preset.dataset != "digits" and config.data is None:
         raise UnavailableError(
             f"the preset {config.preset} needs files of {preset.dataset}: give --data DIRECTORY with "
@@ -108,10 +109,10 @@ def _images(dataset: str, directory: str | None) -> datasets.Images:
 
 
 def _run(config: Config, name: str, number: int, tick: Tick, scratch: Path) -> dict[str, pd.DataFrame]:
-    task, moments = _task(config, number)
-    trained = find(name).train(task, scratch, tick)
+    problem, moments = _problem(config, number)
+    trained = find(name).train(problem, scratch, tick)
     x, y = _test_images(config, number)
-    rows, bins = _scored(config, trained, task, standardised(x, moments), y, _strange(config, moments))
+    rows, bins = _scored(config, trained, problem, standardised(x, moments), y, _strange(config, moments))
     tables = {"rows": rows, "bins": bins, "curves": trained.curve}
     if len(trained.sigma):
         tables["sigma"] = trained.sigma
@@ -126,10 +127,10 @@ def _kinds(config: Config) -> list[str]:
 def _cost(config: Config, tick: Tick) -> dict[str, pd.DataFrame]:
     """Seconds of an epoch of each kind, in turns, so that all meet the same load of the machine. The first turn, in
     which memory is allocated, does not count."""
-    task, found = _task(config, 0)[0], []
-    task = replace(task, x=task.x[: timed(config)], y=task.y[: timed(config)])
+    problem, found = _problem(config, 0)[0], []
+    problem = replace(problem, x=problem.x[: timed(config)], y=problem.y[: timed(config)])
     with TemporaryDirectory() as scratch:
-        clocks = {kind: find(kind).clock(task, Path(scratch) / str(i)) for i, kind in enumerate(_kinds(config))}
+        clocks = {kind: find(kind).clock(problem, Path(scratch) / str(i)) for i, kind in enumerate(_kinds(config))}
         for turn in range(TURNS + 1):
             for kind, clock in clocks.items():
                 found.append({"kind": kind, "turn": turn, "seconds": clock(turn + 1)})
@@ -144,15 +145,15 @@ def ratios(turns: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"median": relative.median(), "least": relative.min(), "most": relative.max()})
 
 
-def _task(config: Config, number: int) -> tuple[Task, Moments]:
-    """The task for seed `number`, and the moments of its images. All training images count for the moments, whatever a
-    method holds out."""
+def _problem(config: Config, number: int) -> tuple[Problem, Moments]:
+    """The problem for seed `number`, and the moments of its images. All training images count for the moments, whatever
+    a method holds out."""
     seed, data = _seed(config, number), _images(PRESETS[config.preset].dataset, config.data)
     index = _order(config, number)[: PRESETS[config.preset].images]
     moments = datasets.moments_of(data.train_x[index])
     x, y = standardised(data.train_x[index], moments), data.train_y[index]
     network = partial(_network, config, data, seed=seed)
-    return Task(x, y, network, chosen(config)[1], config.batch, config.lr, config.samples, seed), moments
+    return Problem(x, y, network, chosen(config)[1], config.batch, config.lr, config.samples, seed), moments
 
 
 def _seed(config: Config, number: int) -> int:
@@ -175,19 +176,21 @@ def _test_images(config: Config, number: int) -> tuple[Tensor, Tensor]:
 
 
 def _scored(
-    config: Config, trained: Trained, task: Task, test_x: Tensor, test_y: Tensor, strange: Tensor | None
+    config: Config, trained: Trained, problem: Problem, test_x: Tensor, test_y: Tensor, strange: Tensor | None
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The scores and the reliability diagram of each row."""
+    from ... import metrics  # torchmetrics takes two seconds to import, which `twinboot --help` can do without
+
     rows, bins = [], []
     shown = trained.trained_on[: min(GAP, config.test or GAP)]
     unseen = trained.unseen[: config.test] if trained.unseen is not None else None
     for row, predict in trained.rows.items():
         probs = predict(test_x)
         found = metrics.scores(probs, test_y)
-        in_training = (predict(task.x[shown]).argmax(1) == task.y[shown]).double().mean().item()
+        in_training = (predict(problem.x[shown]).argmax(1) == problem.y[shown]).double().mean().item()
         found["gap"] = in_training - found["accuracy"]
         if unseen is not None:
-            found["unseen"] = metrics.scores(predict(task.x[unseen]), task.y[unseen])["nll"]
+            found["unseen"] = metrics.scores(predict(problem.x[unseen]), problem.y[unseen])["nll"]
         if strange is not None:
             uncertainty = torch.cat([entropy(probs), entropy(predict(strange))])
             found["ood_auroc"] = metrics.auroc(uncertainty, torch.arange(len(uncertainty)) >= len(probs))

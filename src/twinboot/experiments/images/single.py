@@ -30,11 +30,11 @@ Predict = Callable[[Tensor], Tensor]  # images -> probabilities [images, classes
 MakeOptimizer = Callable[[nn.Module], tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]]
 STATEFUL = ("model", "average", "optimizer", "scheduler")
 SHOWN = 1000  # training images for the training accuracy of an epoch
-ENOUGH = 1024  # images for the BatchNorm statistics with which an average is evaluated, as in `fit`
+ENOUGH = 1024  # images for the BatchNorm statistics of an average: as `fit` has, whose number is not public
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
+class Problem:
     """Training images, a network for them, and how to train it."""
 
     x: Tensor
@@ -73,7 +73,7 @@ class Single:
 
     def __init__(
         self,
-        task: Task,
+        problem: Problem,
         *,
         dropout: float = 0.0,
         make: MakeOptimizer | None = None,
@@ -83,13 +83,13 @@ class Single:
         averaged: range = range(0),
         keep: Container[int] = (),
     ) -> None:
-        self.task, self.held, self.averaged, self.keep = task, held, averaged, keep
-        self.seed = task.seed if seed is None else seed
-        self.model = task.network(dropout=dropout, seed=self.seed)
+        self.problem, self.held, self.averaged, self.keep = problem, held, averaged, keep
+        self.seed = problem.seed if seed is None else seed
+        self.model = problem.network(dropout=dropout, seed=self.seed)
         self.device = next(self.model.parameters()).device
-        self.optimizer, self.scheduler = make(self.model) if make else (adam(self.model.parameters(), task.lr), None)
+        self.optimizer, self.scheduler = make(self.model) if make else (adam(self.model.parameters(), problem.lr), None)
         self.average = None if power is None else _weighted_average(self.model, power)
-        used = torch.ones(len(task.y), dtype=torch.bool)
+        used = torch.ones(len(problem.y), dtype=torch.bool)
         if held is not None:
             used[held] = False
         self.trained_on = used.nonzero().squeeze(1)
@@ -140,11 +140,12 @@ class Single:
             self.curve[name].append(value)
 
     def _epoch(self, epoch: int) -> None:
+        """A loop of its own, which no other experiment could use: each step has its own seed, so that dropout is the
+        same in a run that was stopped, and IVON takes its gradients at a draw of the weights."""
         self.model.train()
         for step, index in enumerate(self._batches(epoch), start=1):
-            x, y = self.task.x[index].to(self.device), self.task.y[index].to(self.device)
+            x, y = self.problem.x[index].to(self.device), self.problem.y[index].to(self.device)
             self.optimizer.zero_grad()
-            # IVON takes its gradients at a draw of the weights.
             draws = getattr(self.optimizer, "sampled_params", None)
             with own_randomness(self.device, self.seed, epoch, step), draws(train=True) if draws else nullcontext():
                 loss = F.cross_entropy(self.model(x), y)
@@ -158,7 +159,7 @@ class Single:
     def _batches(self, epoch: int) -> Iterator[Tensor]:
         order = torch.Generator().manual_seed(seeds.derive(self.seed, "order", epoch))
         shuffled = self.trained_on[torch.randperm(len(self.trained_on), generator=order)]
-        return (batch for batch in shuffled.split(self.task.batch) if len(batch) > 1)  # BatchNorm needs two images
+        return (batch for batch in shuffled.split(self.problem.batch) if len(batch) > 1)  # BatchNorm needs two images
 
     def _average(self, epoch: int) -> None:
         assert self.average is not None
@@ -176,12 +177,12 @@ class Single:
 
     def _update_batchnorm(self, model: nn.Module, at_most: int | None = None) -> None:
         """Statistics from all training images, or from some."""
-        some = None if at_most is None else math.ceil(at_most / self.task.batch)
+        some = None if at_most is None else math.ceil(at_most / self.problem.batch)
         with own_randomness(self.device, self.seed, "statistics"):
-            update_bn((self.task.x[index] for index in list(self._batches(0))[:some]), model, self.device)
+            update_bn((self.problem.x[index] for index in list(self._batches(0))[:some]), model, self.device)
 
     def _scores(self, model: nn.Module, images: Tensor) -> tuple[float, float]:
-        return accuracy_and_loss(model, self.task.x[images], self.task.y[images])
+        return accuracy_and_loss(model, self.problem.x[images], self.problem.y[images])
 
     def _keep_lowest(self, state: str, loss: float, model: nn.Module) -> bool:
         if not loss < self.lowest[state]:
@@ -204,7 +205,8 @@ class Single:
 
 
 def _weighted_average(model: nn.Module, power: float) -> AveragedModel:
-    """Epoch s gets a weight of about s^power, as in `fit`. 0 weights all alike."""
+    """Epoch s gets a weight of about s^power, as in `fit`. 0 weights all alike. The average of `fit` is not public, and
+    is of twins; a test compares the two."""
 
     def step(average: Tensor, weight: Tensor, count: Tensor | int) -> Tensor:
         return average.lerp(weight, (power + 1) / (power + int(count) + 1))

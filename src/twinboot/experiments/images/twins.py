@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, cast, get_args, get_type_hints
 
 import pandas as pd
 import torch
@@ -18,29 +18,30 @@ from torch.utils.data import Subset, TensorDataset
 from ... import Bootstrap, Estimate, Fit, Protocol, Twins, fit, resets
 from ..._core.seeds import own_randomness
 from ...training.checkpoints import DamagedError
+from ...training.protocol import FIT
 from ..runner import sealed
 from ..runner.experiment import Tick
-from .single import SHOWN, Predict, Task, Trained, accuracy_and_loss, adam, by_one_model
+from .single import SHOWN, Predict, Problem, Trained, accuracy_and_loss, adam, by_one_model
 
 FIRST = 10  # steps before the first early reset
 # Smallest and largest value of each setting that is a number.
-BOUNDS: dict[str, tuple[float, float]] = {"noise": (0, 100), "pooled": (0, 1), "scale": (0, 100), "reset": (1, 1000)}
+BOUNDS: dict[str, tuple[float, float]] = {"noise": (0, 100), "pooled": (0, 0.99), "scale": (0, 100), "reset": (1, 1000)}
 BOUNDS |= {"dropout": (0, 0.9), "longer": (0.1, 10)}
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings of twins. The defaults are those of `fit`."""
+    """Settings of twins, by default those of `fit`."""
 
-    mode: Literal["sample", "mean", "centered"] = "sample"  # of the reset
-    resample: Literal["counts", "draws"] = "counts"
+    mode: resets.Mode = FIT.mode  # of the reset
+    resample: Literal["counts", "draws"] = FIT.resample
     decay: bool = False  # lower the learning rate along a cosine
-    noise: float = 1.0  # times sigma, in training
-    pooled: float = 0.0  # share of the gradients that is the mean of both twins'
+    noise: float = FIT.noise  # times sigma, in training
+    pooled: float = FIT.pooled  # share of the gradients that is the mean of both twins'
     scale: float = 1.0  # times sigma, in draws for a prediction
     reset: int | None = None  # epochs between resets; by default that of `fit`
     early: bool = False  # reset after 10 steps, then at intervals that grow by a tenth, up to an epoch
-    groups: Literal["layer", "tensor", "unit", "weight"] = "layer"
+    groups: Literal["layer", "tensor", "unit", "weight"] = cast(Any, FIT.groups)  # one of these, not any grouping
     dropout: float = 0.0  # in training and in draws for a prediction
     kind: Literal["multinomial", "poisson", "split"] = "multinomial"  # of the bootstrap
     cover: bool = False  # train on all images, so none is out-of-bag
@@ -55,12 +56,12 @@ class Recipe:
     def bootstrap(self, n: int, seed: int) -> Bootstrap:
         return Bootstrap(n, seed=seed, kind=self.kind, cover=self.cover)
 
-    def protocol(self, task: Task) -> Protocol:
+    def protocol(self, problem: Problem) -> Protocol:
         settings: dict[str, Any] = {
             name: getattr(self, name) for name in ("groups", "mode", "noise", "pooled", "resample")
         }
         if self.early:
-            steps = math.ceil(len(task.y) / task.batch)  # of an epoch of a single model
+            steps = math.ceil(len(problem.y) / problem.batch)  # of an epoch of a single model
             settings["reset"] = resets.steps(resets.growing(FIRST, 1.1, most=max(FIRST, steps)))
         elif self.reset is not None:
             settings["reset"] = resets.every(self.reset)
@@ -103,6 +104,8 @@ def recipe_of(method: str) -> tuple[str, Recipe]:
     if not colon:
         return row, recipe
     settings = [change.partition("=") for change in changes.split(",")]
+    if bare := [name for name, equals, _ in settings if not equals]:
+        raise ValueError(f"{bare[0]!r} has no value: write NAME=VALUE for each setting, such as noise=2.")
     names = [name for name, _, _ in settings]
     known = [setting.name for setting in fields(Recipe)]
     if unknown := [name for name in names if name not in known]:
@@ -126,10 +129,10 @@ def _value(name: str, text: str) -> Any:
     return choices[text]
 
 
-def train(task: Task, scratch: Path, tick: Tick, *, row: str, recipe: Recipe) -> Trained:
+def train(problem: Problem, scratch: Path, tick: Tick, *, row: str, recipe: Recipe) -> Trained:
     """Twins, and a row for each way to predict with them."""
-    bootstrap, epochs = recipe.bootstrap(len(task.y), task.seed), recipe.epochs(task.epochs)
-    sooner, later = sorted((recipe.shown(task.epochs), task.epochs))  # the epochs that are shown
+    bootstrap, epochs = recipe.bootstrap(len(problem.y), problem.seed), recipe.epochs(problem.epochs)
+    sooner, later = sorted((recipe.shown(problem.epochs), problem.epochs))  # the epochs that are shown
     shown = bootstrap.seen[:SHOWN]
     files = {name: scratch / f"{name}.safetensors" for name in ("earlier", "last")}
     # A stopped run needs these again.
@@ -138,26 +141,26 @@ def train(task: Task, scratch: Path, tick: Tick, *, row: str, recipe: Recipe) ->
         tick()
 
     def save(estimate: Estimate, name: str) -> None:
-        with own_randomness(next(estimate.parameters()).device, task.seed, "statistics"):
-            estimate.update_batchnorm(task.x[bootstrap.seen].split(task.batch))
+        with own_randomness(next(estimate.parameters()).device, problem.seed, "statistics"):
+            estimate.update_batchnorm(problem.x[bootstrap.seen].split(problem.batch))
         _configure(estimate, recipe)
         estimate.save(files[name])
 
     def look(epoch: int, estimate: Estimate, twins: Twins) -> None:
         new, found = str(epoch) not in looks, {}
         if not recipe.cover:  # else the estimate has no BatchNorm statistics of its own yet
-            found["train"] = accuracy_and_loss(estimate.module, task.x[shown], task.y[shown])[0]
+            found["train"] = accuracy_and_loss(estimate.module, problem.x[shown], problem.y[shown])[0]
         sigma = {layer: value.square().mean().sqrt().item() for layer, value in estimate.sigma.items()}
         looks[str(epoch)] = found | {"sigma": sigma}
         sealed.write(scratch / "epochs.json", looks)
         if epoch == sooner < later:
             save(copy.deepcopy(estimate), "earlier")
-        if epoch == task.epochs:
+        if epoch == problem.epochs:
             save(twins.estimate(scale=bootstrap.scale), "last")
         if new:
             tick()
 
-    result = _fit(task, recipe, scratch, epochs, look)
+    result = _fit(problem, recipe, scratch, epochs, look)
     _configure(result.estimate, recipe)
     sigma = [
         {"epoch": int(epoch), "layer": layer, "sigma": value}
@@ -168,48 +171,49 @@ def train(task: Task, scratch: Path, tick: Tick, *, row: str, recipe: Recipe) ->
     if not recipe.cover:
         curve |= {"validation": result.history["accuracy"], "loss": result.history["unseen"]}
     curve["seconds"] = result.history["seconds"]
-    load = partial(_read, read=lambda file: Estimate.load(file, task.network(dropout=recipe.dropout, seed=task.seed)))
+    network = partial(problem.network, dropout=recipe.dropout, seed=problem.seed)
+    load = partial(_read, read=lambda file: Estimate.load(file, network()))
     after = {later: result.estimate}
     if sooner < later:
         after[sooner] = load(files["earlier"])
-    end, took = after[task.epochs], {}
-    rows = {row: _by_draws(end, task), f"{row}, mean": by_one_model(end.module)}
+    end, took = after[problem.epochs], {}
+    rows = {row: _by_draws(end, problem), f"{row}, mean": by_one_model(end.module)}
     if sooner < later:
         longer = f"{row}, {recipe.longer} times as long"
-        epoch = recipe.shown(task.epochs)
-        rows[longer], took[longer] = _by_draws(after[epoch], task), epoch / task.epochs
+        epoch = recipe.shown(problem.epochs)
+        rows[longer], took[longer] = _by_draws(after[epoch], problem), epoch / problem.epochs
     if not recipe.cover:
-        unseen = Subset(TensorDataset(task.x, task.y), bootstrap.unseen.tolist())
-        rows[f"{row}, calibrated"] = _by_draws(_calibrated(result.estimate, unseen, task), task)
+        unseen = Subset(TensorDataset(problem.x, problem.y), bootstrap.unseen.tolist())
+        rows[f"{row}, calibrated"] = _by_draws(_calibrated(result.estimate, unseen, problem), problem)
     # With the paper's settings, this is what Algorithm 1 gives: no choice of the epoch, and no average.
-    rows[f"{row}, last epoch alone"] = _by_draws(load(files["last"]), task)
+    rows[f"{row}, last epoch alone"] = _by_draws(load(files["last"]), problem)
     unseen_images = None if recipe.cover else bootstrap.unseen
     return Trained(rows, bootstrap.seen, pd.DataFrame(curve), pd.DataFrame(sigma), took, unseen_images)
 
 
-def clock(task: Task, scratch: Path, recipe: Recipe) -> Callable[[int], float]:
+def clock(problem: Problem, scratch: Path, recipe: Recipe) -> Callable[[int], float]:
     """A function that trains the next epoch and returns its seconds."""
-    return lambda epoch: _fit(task, recipe, scratch, epoch).history["seconds"][-1]
+    return lambda epoch: _fit(problem, recipe, scratch, epoch).history["seconds"][-1]
 
 
 def _fit(
-    task: Task,
+    problem: Problem,
     recipe: Recipe,
     scratch: Path,
     epochs: int,
     callback: Callable[[int, Estimate, Twins], object] | None = None,
 ) -> Fit:
-    end = recipe.epochs(task.epochs)
+    end = recipe.epochs(problem.epochs)
     return fit(
-        task.network(dropout=recipe.dropout, seed=task.seed),
-        TensorDataset(task.x, task.y),
-        optimizer=lambda p: adam(p, task.lr),
+        problem.network(dropout=recipe.dropout, seed=problem.seed),
+        TensorDataset(problem.x, problem.y),
+        optimizer=lambda p: adam(p, problem.lr),
         scheduler=(lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, end)) if recipe.decay else None,
         epochs=epochs,
-        batch_size=task.batch,
-        protocol=recipe.protocol(task),
-        bootstrap=recipe.bootstrap(len(task.y), task.seed),
-        seed=task.seed,
+        batch_size=problem.batch,
+        protocol=recipe.protocol(problem),
+        bootstrap=recipe.bootstrap(len(problem.y), problem.seed),
+        seed=problem.seed,
         checkpoint=scratch,
         progress=False,
         callback=callback,
@@ -220,11 +224,11 @@ def _configure(estimate: Estimate, recipe: Recipe) -> None:
     estimate.scale, estimate.dropout = recipe.scale, recipe.dropout > 0
 
 
-def _calibrated(estimate: Estimate, unseen: Subset[Any], task: Task) -> Estimate:
+def _calibrated(estimate: Estimate, unseen: Subset[Any], problem: Problem) -> Estimate:
     estimate = copy.deepcopy(estimate)
     with warnings.catch_warnings():  # the warning that no noise may be best: the table shows the result
         warnings.simplefilter("ignore")
-        estimate.calibrate(unseen, samples=task.samples, seed=task.seed)
+        estimate.calibrate(unseen, samples=problem.samples, seed=problem.seed)
     return estimate
 
 
@@ -236,5 +240,5 @@ def _read(file: Path, read: Callable[[Path], Any]) -> Any:
         raise DamagedError(f"{file} is damaged: delete {file.parent}, and this part begins anew.") from None
 
 
-def _by_draws(estimate: Estimate, task: Task) -> Predict:
-    return lambda x: estimate.predict(x, task.samples, "classification", seed=task.seed).probs.cpu()
+def _by_draws(estimate: Estimate, problem: Problem) -> Predict:
+    return lambda x: estimate.predict(x, problem.samples, "classification", seed=problem.seed).probs.cpu()

@@ -140,6 +140,12 @@ def _calibrated(wide: pd.DataFrame, number: int) -> Verdict:
     )
 
 
+def _span(low: float, high: float, form: str) -> str:
+    """Two numbers as a range, or one of them if they look alike."""
+    ends = form.format(low), form.format(high)
+    return ends[0] if ends[0] == ends[1] else " to ".join(ends)
+
+
 def _structure(sigma: pd.DataFrame, number: int, normalisation: Normalisation) -> list[Verdict]:
     """The claims are about networks with weight norm; BatchNorm adds layers."""
     mean, scope = sigma_by_layer(sigma), _scope(number)
@@ -147,22 +153,25 @@ def _structure(sigma: pd.DataFrame, number: int, normalisation: Normalisation) -
         number, scope = 0, " (here with BatchNorm; the claim is about weight norm)"
     peak, last = mean.max(axis=1), mean.iloc[:, -1]
     falls = last / peak
-    order = last.sort_values(ascending=False)
-    place = list(order.index).index("classifier") + 1
+    own, higher = last["classifier"], last[last > last["classifier"]]
+    rank = f"the classifier has the highest sigma, {own:.4f}"
+    if len(higher):
+        rank = f"{len(higher)} have a higher sigma than the classifier ({own:.4f}); the highest is that of "
+        rank += f"{last.idxmax()} ({last.max():.4f})"
+    first, final = (int(mean.idxmax(axis=1).agg(which)) for which in ("min", "max"))
     return [
         Verdict(
             "Sigma starts high and decays to a stable structure over the layers.",
             "Section 4.2.1, Figure 5a",
             _status(number, [bool((falls < 0.5).all()), bool((falls < 0.9).mean() > 0.5)], least=1),
-            f"At the end sigma is {falls.min():.0%} to {falls.max():.0%} of its highest value, which layers have after "
-            f"epoch {int(mean.idxmax(axis=1).min())} to {int(mean.idxmax(axis=1).max())}{scope}.",
+            f"At the end, sigma of a layer is {_span(falls.min(), falls.max(), '{:.0%}')} of its highest value, "
+            f"reached after epoch {_span(first, final, '{}')}{scope}.",
         ),
         Verdict(
             "The classifier is among the layers with the highest sigma.",
             "Section 4.2.1, Figure 5b",
-            _status(number, [place <= math.ceil(len(order) / 4)], least=1),
-            f"It is number {place} of {len(order)}; the highest is {order.index[0]}, {order.iloc[0]:.4f} against "
-            f"{last['classifier']:.4f}{scope}.",
+            _status(number, [len(higher) < math.ceil(len(last) / 4)], least=1),
+            f"Of {len(last)} layers, {rank}{scope}.",
         ),
     ]
 

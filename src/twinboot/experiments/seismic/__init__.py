@@ -1,4 +1,4 @@
-"""Table 1 and Figure 6: a field seen through kernels, found by a plain optimizer, by Twin-Boot, and by other means.
+"""Table 1 and Figure 6: a field seen through kernels, found by Adam, by Twin-Boot, and by other means.
 
 The task is in `kernels.py`, the training of all seeds at once in `descent.py`.
 """
@@ -24,17 +24,15 @@ from .. import plots
 from ..intervals import change, interval, with_error, with_interval
 from ..runner.experiment import Part, Tables, Tick, Verdict, one_thread, require_at_least, require_positive, status
 from .descent import LEVELS, METHODS, Method, Schedule, State, covered_text, deciles, require_training, scores, train
-from .kernels import MIN_WIDTH, SIDE, Problem, Response, Task, problems, respond, size, slopes, tikhonov
+from .kernels import MIN_WIDTH, SIDE, Problem, Response, Setting, problems, respond, size, slopes, tikhonov
 
 TITLE = "Seismic inversion: a field, and where not to trust it"
-QUESTION = (
-    "Does Twin-Boot find a better field than a plain optimizer, and does its sigma show where the field is wrong?"
-)
+QUESTION = "Does Twin-Boot find a better field than Adam, and does its sigma show where the field is wrong?"
 CAPTION = (
     "Above, for the first seed, tanh and full batches: the true field; what Twin-Boot found with the centered reset, "
     "stopped by the out-of-bag measurements; its absolute error; sigma. Below: the error of each method, a dot "
     "for each seed and a bar for their mean; how often intervals of three levels hold the truth, by decile of sigma. "
-    'Plain Adam, one field without twins, is "standard" in the tables. Tikhonov finds the response u = tanh(beta v), '
+    '"Adam" is Adam without twins. Tikhonov finds the response u = tanh(beta v), '
     "in which the measurements are linear, in closed form with a penalty on its squares (small u) or on the squared "
     "differences of neighbours (smooth u), and then v from u."
 )
@@ -59,7 +57,7 @@ class Config:
     contrast: float = 0.5
     """Its standard deviation. Not stated; with beta 1 the response bends by up to a quarter there."""
     steps: int = 3200
-    """Not stated; enough at this learning rate for the plain optimizer to fit noise."""
+    """Not stated; enough at this learning rate for Adam to fit noise."""
     lr: float = 0.001
     """Learning rate of Adam at the start. Appendix A.6."""
     decay: float = 0.9998
@@ -133,8 +131,8 @@ def parts(config: Config) -> list[Part]:
 
 def _problems(config: Config, response: Response) -> list[Problem]:
     c = config
-    task = Task(c.rows, c.noise, c.beta, c.width, c.spread, response, c.texture, c.contrast)
-    return problems(task, c.seed, c.seeds)
+    setting = Setting(c.rows, c.noise, c.beta, c.width, c.spread, response, c.texture, c.contrast)
+    return problems(setting, c.seed, c.seeds)
 
 
 def _schedule(config: Config, batch: int | None) -> Schedule:
@@ -190,8 +188,8 @@ def _cost(config: Config, rows: int, batch: int | None, tick: Tick) -> dict[str,
 
 
 def operator(problem: Problem) -> Dense:
-    task = problem.task
-    return Dense(problem.kernels, lambda field: respond(task.response, task.beta * field))
+    setting = problem.setting
+    return Dense(problem.kernels, lambda field: respond(setting.response, setting.beta * field))
 
 
 def cost(problem: Problem, schedule: Schedule, turns: int, tick: Tick = lambda: None) -> pd.DataFrame:
@@ -277,7 +275,7 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
             [_row(method, runs[runs["method"] == method], seconds) for method in present]
         )
     ratio = tables["cost"].assign(ratio=tables["cost"]["twins"] / tables["cost"]["standard"])
-    units = {"standard, ms": ("standard", 1e3), "Twin-Boot, ms": ("twins", 1e3), "ratio": ("ratio", 1.0)}
+    units = {"Adam, ms": ("standard", 1e3), "Twin-Boot, ms": ("twins", 1e3), "ratio": ("ratio", 1.0)}
     found["Cost of a step through the dense operator, median over turns (middle half)"] = pd.DataFrame(
         {"rows": rows, "batch": batch}
         | {
@@ -298,10 +296,15 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
     return found
 
 
+def _shown(method: str) -> str:
+    """The name of a row for readers; stored tables have "standard" for Adam."""
+    return method.replace("standard", "Adam")
+
+
 def _row(method: str, runs: pd.DataFrame, seconds: pd.Series) -> dict[str, str]:
     twins, trained = "correlation" in runs and runs["correlation"].notna().all(), runs["step"].any()
     return {
-        "method": method,
+        "method": _shown(method),
         "train loss": with_interval(runs["train"], "{:.4f}"),
         "test loss": with_interval(runs["test"], "{:.4f}"),
         "error of the field (MSE)": with_interval(runs["error"], "{:.4f}"),
@@ -333,21 +336,21 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
     return [
         Verdict(
             "With the sampling reset, run to the end, Twin-Boot has a lower reconstruction error and test loss than "
-            "the plain optimizer.",
+            "Adam.",
             "Section 4.3, Table 1",
             status(all(lower), any(lower), few),
-            f"Against the plain optimizer on the same seeds the error of the field changes by {error}, the "
+            f"Against Adam on the same seeds the error of the field changes by {error}, the "
             f"test loss by {test}. In the paper it is {PAPER['twins'] / PAPER['standard'] - 1:+.0%} and "
-            f"{PAPER['test_twins'] / PAPER['test'] - 1:+.0%}; but the plain optimizer's test loss there, "
+            f"{PAPER['test_twins'] / PAPER['test'] - 1:+.0%}; but Adam's test loss there, "
             f"{PAPER['test'] / PAPER['train']:.0f} times its training loss, cannot arise where the test measurements "
             "are like those of training.",
         ),
         Verdict(
-            "Twin-Boot keeps a plain optimizer from fitting noise, without data set aside.",
+            "Twin-Boot keeps Adam from fitting noise, without data set aside.",
             "after Section 4.3, with out-of-bag stopping",
             status(kept_lower[0], kept_lower[1], few),
-            f"With out-of-bag stopping and the centered reset, the error of the field changes by {held_out} against a "
-            f"plain optimizer with a hold-out of as many measurements, and by {end} against its end. Lowest "
+            f"With out-of-bag stopping and the centered reset, the error of the field changes by {held_out} against "
+            f"Adam with a hold-out of as many measurements, and by {end} against Adam to the end. Lowest "
             f"of all is '{lowest.index[0]}', {lowest.iloc[0]:.4f}: a penalty can use that "
             "this field is smooth.",
             ours=True,
@@ -361,12 +364,12 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
             "error of stopping early or of an unfinished run.",
         ),
         Verdict(
-            f"Twin-Boot takes {PAPER_COST:.2f} times as long as the plain optimizer.",
+            f"Twin-Boot takes {PAPER_COST:.2f} times as long as Adam.",
             "Table 1",
             status(ratio <= PAPER_COST, ratio < 2),
             f"{ratio:.2f} times with {config.rows} rows, {larger:.2f} times with {4 * config.rows}, a few steps each "
             "in turns. A twin computes the 63 % of the measurements that it drew, and both go through one batched "
-            "product that PyTorch spreads over its threads, as it does not with the product of a single field.",
+            "product that PyTorch spreads over its threads, as it does not with the product of one field.",
         ),
     ]
 
@@ -409,12 +412,11 @@ def _draw_errors(axes: Axes, runs: pd.DataFrame) -> None:
         colour = plots.SERIES[2 if method in PENALTIES else "standard" not in method]
         axes.plot([own.mean()], [place], "|", color=plots.ink(), ms=18, mew=1.5)
         axes.plot(own, [place] * len(own), "o", color=colour, ms=5, alpha=0.65, mew=0)
-    for colour, name in zip(plots.SERIES, ("plain Adam", "Twin-Boot", "a penalty"), strict=False):
+    for colour, name in zip(plots.SERIES, ("Adam", "Twin-Boot", "a penalty"), strict=False):
         axes.plot([], [], "o", color=colour, ms=6, label=f"{name}, each seed")
     axes.plot([], [], "|", color=plots.ink(), ms=12, mew=1.5, label="mean over the seeds")
     axes.set(title="Error of the field", xscale="log", xlabel="mean square error")
-    # For readers who have not seen the table; stored runs have the short names.
-    names = [method.replace("standard", "plain Adam").replace(" u,", " response u,") for method in ALL_ROWS]
+    names = [_shown(method).replace(" u,", " response u,") for method in ALL_ROWS]
     axes.set_yticks(range(len(ALL_ROWS)), names)
     axes.set_xticks(*plots.log_ticks(*axes.get_xlim()))
     axes.minorticks_off()

@@ -1,4 +1,4 @@
-"""Many problems of the seismic task solved at once, by twins or by a single field each, and how good the results are.
+"""Many problems of the seismic task solved at once, by twins or by Adam alone, and how good the results are.
 
 The loss of a field is quadratic in the response u = f(v). A step over all M measurements therefore needs one product
 with K' W K, [cells, cells], instead of two with K, [M, cells]: the steps of `invert` in less time. All problems are one
@@ -85,8 +85,8 @@ class Fields(nn.Module):
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__()
-        self.response = problems[0].task.response
-        self.beta = torch.tensor([p.task.beta for p in problems])[:, None, None]
+        self.response = problems[0].setting.response
+        self.beta = torch.tensor([p.setting.beta for p in problems])[:, None, None]
         self.field = nn.Parameter(torch.zeros(len(problems), SIDE, SIDE, dtype=problems[0].observed.dtype))
 
     def forward(self) -> Tensor:
@@ -99,7 +99,8 @@ class Fields(nn.Module):
 def train(
     problems: Sequence[Problem], method: Method, schedule: Schedule, seed: int = 0, tick: Tick = lambda: None
 ) -> dict[str, State]:
-    """Train on problems with the same response and number of measurements.
+    """Train on problems with the same response and number of measurements. A loop of its own, for twins and for Adam
+    alone: `invert` solves one problem at a time, and takes many times as long for all seeds.
 
     Returns four states. Validation data are the out-of-bag measurements of the twins, or the hold-out.
 
@@ -251,7 +252,7 @@ def scores(problems: Sequence[Problem], state: State, method: Method) -> pd.Data
     """For each problem: losses, mean squared error of the field, and for twins how well sigma predicts the error."""
     found = []
     for p, field, sigma, step in zip(problems, state.field, state.sigma, state.step.tolist(), strict=True):
-        u = respond(p.task.response, p.task.beta * field).flatten()
+        u = respond(p.setting.response, p.setting.beta * field).flatten()
         used = divide(p, method)[0].any(0)
         error = field - p.truth
         row = {

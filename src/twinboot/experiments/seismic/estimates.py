@@ -21,7 +21,7 @@ from .. import plots
 from ..intervals import change, interval, with_error, with_interval
 from ..runner.experiment import Part, Tables, Tick, Verdict, one_thread, status
 from .descent import METHODS, Schedule, State, covered_text, require_training, scores, train
-from .kernels import Problem, Task, problems, respond
+from .kernels import Problem, Setting, problems, respond
 
 TITLE = "Better estimates: the field, and sigma"
 QUESTION = "Which of seven ideas lower the error of the field, or make sigma say more about it?"
@@ -31,7 +31,7 @@ CAPTION = (
     "how often the 90 % interval holds the truth; the line is what it should be."
 )
 RUNS = ("sample", "centered", "four")
-TASKS = {"many, everywhere": Task(4096, 0.3, 1.0, 1.0, 1.0), "few, rim left out": Task(1000, 0.3, 1.0, 1.0, 0.7)}
+TASKS = {"many, everywhere": Setting(4096, 0.3, 1.0, 1.0, 1.0), "few, rim left out": Setting(1000, 0.3, 1.0, 1.0, 0.7)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ def floored(given: list[Problem], state: State) -> Tensor:
     found = []
     for p, field, sigma in zip(given, state.field, state.sigma, strict=True):
         v = field.clone().requires_grad_()
-        u = respond(p.task.response, p.task.beta * v)
+        u = respond(p.setting.response, p.setting.beta * v)
         [slope] = torch.autograd.grad(u.sum(), v)
         unseen = p.bootstrap.unseen
         residual = p.kernels[unseen] @ u.detach().flatten() - p.observed[unseen]

@@ -27,8 +27,8 @@ Response = Literal["tanh", "cubic"]
 
 
 @dataclass(frozen=True)
-class Task:
-    """One kind of problem; a seed makes a problem of it."""
+class Setting:
+    """A setting of the seismic task; a seed makes a problem of it."""
 
     rows: int
     noise: float
@@ -44,14 +44,14 @@ class Task:
 class Problem:
     """A true field and what is measured of it, here [M] values of [M, cells] kernels."""
 
-    task: Task
+    setting: Setting
     truth: Tensor
     kernels: Tensor
     observed: Tensor
     test_kernels: Tensor
     test_observed: Tensor
     bootstrap: Bootstrap
-    held_out: Tensor  # the measurements that a single field sets aside for early stopping
+    held_out: Tensor  # the measurements that Adam without twins sets aside for early stopping
 
 
 def respond(response: Response, x: Tensor) -> Tensor:
@@ -67,30 +67,30 @@ def undo(response: Response, u: Tensor) -> Tensor:
     return 2 * ((1.5 * u).clamp(-1, 1).asin() / 3).sin()
 
 
-def problems(task: Task, seed: int, number: int, replicas: int = 2) -> list[Problem]:
-    """Problems of one kind that share nothing with those of another seed."""
-    return [problem(task, seed * 1_000_000 + k, replicas) for k in range(number)]
+def problems(setting: Setting, seed: int, number: int, replicas: int = 2) -> list[Problem]:
+    """Problems of one setting that share nothing with those of another seed."""
+    return [problem(setting, seed * 1_000_000 + k, replicas) for k in range(number)]
 
 
-def problem(task: Task, seed: int, replicas: int = 2) -> Problem:
-    """For the same seed the field, the centres and the noise (up to its scale) are the same in all tasks."""
+def problem(setting: Setting, seed: int, replicas: int = 2) -> Problem:
+    """For the same seed the field, the centres and the noise (up to its scale) are the same in all settings."""
     generator = torch.Generator().manual_seed(seeds.derive(seed, "kernels"))
-    truth = field(task.texture, task.contrast, generator)
-    test_kernels = kernels(_centres(TEST_ROWS, 1.0, generator), task.width)
+    truth = field(setting.texture, setting.contrast, generator)
+    test_kernels = kernels(_centres(TEST_ROWS, 1.0, generator), setting.width)
     test_noise = torch.randn(TEST_ROWS, generator=generator)
-    measured = kernels(_centres(task.rows, task.spread, generator), task.width)
-    noise = torch.randn(task.rows, generator=generator)
-    u = respond(task.response, task.beta * truth).flatten()
-    shuffled = torch.randperm(task.rows, generator=generator)
+    measured = kernels(_centres(setting.rows, setting.spread, generator), setting.width)
+    noise = torch.randn(setting.rows, generator=generator)
+    u = respond(setting.response, setting.beta * truth).flatten()
+    shuffled = torch.randperm(setting.rows, generator=generator)
     return Problem(
-        task,
+        setting,
         truth,
         measured,
-        measured @ u + task.noise * noise,
+        measured @ u + setting.noise * noise,
         test_kernels,
-        test_kernels @ u + task.noise * test_noise,
-        Bootstrap(task.rows, replicas, seeds.derive(seed, "bootstrap")),
-        shuffled[: round(HOLD_OUT * task.rows)],
+        test_kernels @ u + setting.noise * test_noise,
+        Bootstrap(setting.rows, replicas, seeds.derive(seed, "bootstrap")),
+        shuffled[: round(HOLD_OUT * setting.rows)],
     )
 
 
@@ -129,7 +129,7 @@ def tikhonov(problem: Problem, roughness: Tensor) -> Tensor:
     found = torch.stack([torch.linalg.solve(gram + weight * roughness, right) for weight in weights]).float()
     losses = (found @ problem.kernels[held].T - problem.observed[held]).square().mean(1)
     u = found[losses.argmin()]
-    return undo(problem.task.response, u).view(SIDE, SIDE) / problem.task.beta
+    return undo(problem.setting.response, u).view(SIDE, SIDE) / problem.setting.beta
 
 
 def size() -> Tensor:

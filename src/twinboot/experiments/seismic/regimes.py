@@ -20,7 +20,7 @@ from matplotlib.patches import Patch
 from ..intervals import change
 from ..runner.experiment import Part, Status, Tables, Tick, Verdict, one_thread, refuse_repeated, status
 from .descent import METHODS, Schedule, require_training, scores, train
-from .kernels import MIN_WIDTH, Task, problems
+from .kernels import MIN_WIDTH, Setting, problems
 
 TITLE = "Seismic inversion: the map of regimes"
 QUESTION = (
@@ -36,8 +36,8 @@ Result = tuple[str, str]  # a run, and one of its states
 PAPER, OURS = ("sample", "last"), ("centered", "clear")
 END, STOPPED = ("standard", "last"), ("hold-out", "clear")
 RESULTS: dict[str, Result] = {
-    "single, end": END,
-    "single, hold-out": STOPPED,
+    "Adam, end": END,
+    "Adam, hold-out": STOPPED,
     "sample, end": PAPER,
     "mean, end": ("mean", "last"),
     "centered, end": ("centered", "last"),
@@ -46,9 +46,9 @@ RESULTS: dict[str, Result] = {
     "sample, unseen": ("sample", "clear"),
 }
 COMPARISONS = {
-    "the paper's protocol (sampling reset, to the end)\nagainst a single field to the end": (PAPER, END),
-    "stopped by unseen, centered reset\nagainst a single field to the end": (OURS, END),
-    "stopped by unseen, centered reset\nagainst a single field stopped by a hold-out": (OURS, STOPPED),
+    "the paper's protocol (sampling reset, to the end)\nagainst Adam to the end": (PAPER, END),
+    "stopped by unseen, centered reset\nagainst Adam to the end": (OURS, END),
+    "stopped by unseen, centered reset\nagainst Adam stopped by a hold-out": (OURS, STOPPED),
 }
 SHADES = ["#7fb2e0", "#dbe9f6", "#fbe6d3", "#eeb27c"]  # from clearly lower to clearly higher
 AXES = ("rows", "noise", "beta", "width", "spread")
@@ -102,12 +102,12 @@ def parts(config: Config) -> list[Part]:
 
 
 def _run(config: Config, run: str, rows: int, tick: Tick) -> dict[str, pd.DataFrame]:
-    tasks = [Task(rows, *rest) for rest in product(config.noise, config.beta, config.width, config.spread)]
-    given, method = [p for task in tasks for p in problems(task, config.seed, config.seeds)], METHODS[run]
+    settings = [Setting(rows, *rest) for rest in product(config.noise, config.beta, config.width, config.spread)]
+    given, method = [p for setting in settings for p in problems(setting, config.seed, config.seeds)], METHODS[run]
     with one_thread():
         states = train(given, method, Schedule(config.steps, config.lr, config.decay), config.seed, tick)
-    labels = {name: [getattr(p.task, name) for p in given] for name in AXES}
-    labels["seed"] = list(range(config.seeds)) * len(tasks)
+    labels = {name: [getattr(p.setting, name) for p in given] for name in AXES}
+    labels["seed"] = list(range(config.seeds)) * len(settings)
     frames = [scores(given, states[state], method).assign(**labels, state=state) for state in ("last", "clear")]
     return {"runs": pd.concat(frames, ignore_index=True).assign(run=run)}
 
@@ -161,10 +161,10 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
             "Twin-Boot with out-of-bag stopping lowers the reconstruction error.",
             "after Section 4.3, with that stop and the centered reset",
             "undecided" if few else of_end if of_end == of_stopped else "partly",
-            f"Against a single field to the end, clearly in {_summary(end)}. Against a single field that stops by a "
+            f"Against Adam to the end, clearly in {_summary(end)}. Against Adam stopped by a "
             f"hold-out, clearly in {_summary(stopped)}. {chance}, more than {by_chance(len(end))} in under 5 % of maps."
-            f"{_common(end, 'won against a single field to the end')}"
-            f"{_common(stopped, 'won against one that stops by a hold-out')}",
+            f"{_common(end, 'won against Adam to the end')}"
+            f"{_common(stopped, 'won against Adam stopped by a hold-out')}",
             ours=True,
         ),
     ]
@@ -215,7 +215,8 @@ def figure(config: Config, tables: Tables) -> Figure:
     for axes, (name, pair) in zip(panels, COMPARISONS.items(), strict=True):
         _draw_map(axes, config, compare(tables["runs"], *pair).set_index(list(AXES)))
         axes.set(title=name, xlabel="kernels: width in cells, spread of their centres")
-    panels[0].set_ylabel("noise of the data; response tanh(beta v); M measurements")
+    # On several lines, so that a map of few rows has room for it.
+    panels[0].set_ylabel("noise of the data;\nresponse tanh(beta v);\nM measurements")
     names = ("clearly lower error", "lower, not clearly", "higher, not clearly", "clearly higher error")
     patches = [Patch(color=colour, label=name) for colour, name in zip(SHADES, names, strict=True)]
     title = "Twin-Boot against the other; the number is the change of the error in per cent"

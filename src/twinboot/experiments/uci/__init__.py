@@ -62,7 +62,7 @@ def _run(config: Config, name: str, table: Table, which: int, tick: Tick) -> dic
         tick()
     rows = [
         {"set": name, "split": which, "method": method, "rows": len(data.train_x), "inputs": data.train_x.shape[1]}
-        | score(found[method], data.test_y, data.scale)
+        | score(found[method], data.test_y, data.unit)
         for method in METHODS
     ]
     return {"runs": pd.DataFrame(rows)}

@@ -38,7 +38,7 @@ class Split:
     train_y: Tensor
     test_x: Tensor
     test_y: Tensor
-    scale: float  # standard deviation of the target
+    unit: float  # standard deviation of the target before it was standardised
 
 
 def read(path: str) -> dict[str, Table]:

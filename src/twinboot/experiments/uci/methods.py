@@ -63,7 +63,7 @@ class Config:
     """Learning rate of Adam. The best of 0.003, 0.01 and 0.03 for most of four sets, by rows held out."""
     groups: Literal["layer", "tensor", "unit"] = "unit"
     """Weights that share one sigma. By out-of-bag rows, far better than "layer" for energy, a bit worse for 2 of 5."""
-    mode: Literal["sample", "mean", "centered"] = "centered"
+    mode: resets.Mode = "centered"
     """How twins are reset after each epoch. By out-of-bag rows, better than "sample" for 3 sets of 4."""
     hold_out: float = 0.135
     """Share of the training rows that stops the single network: e^-2, what two bootstrap samples leave out."""
@@ -176,7 +176,11 @@ def train(
     config: Config, split: Split, seed: int, rows: Tensor, held: Tensor | None, epochs: int
 ) -> tuple[nn.Module, int]:
     """Train a network on some rows with the optimizer, learning rate and batch size of the twins. Returns it after the
-    epoch with the lowest loss on the held-out rows, or after the last epoch, and that epoch."""
+    epoch with the lowest loss on the held-out rows, or after the last epoch, and that epoch.
+
+    These three lines of a step are not worth sharing with the loop of the image experiment, which also needs seeds for
+    each step, IVON and checkpoints. One generator shuffles all epochs here; there each epoch has its own, to resume.
+    """
     x, y = split.train_x, split.train_y
     model = network(x.shape[1], config.hidden, seed)
     optimizer = torch.optim.Adam(model.parameters(), config.lr)
@@ -214,16 +218,16 @@ def noise_of(prediction: Prediction, target: Tensor, least: float) -> float:
     return math.sqrt(max(residual - spread, least * residual, TINY))
 
 
-def score(predicted: Predicted, target: Tensor, scale: float) -> dict[str, float]:
-    """Scores in the units of the target; `scale` is the unit of the standardised one."""
+def score(predicted: Predicted, target: Tensor, unit: float) -> dict[str, float]:
+    """Scores in the units of the target; `unit` is that of the standardised one."""
     prediction, noise = predicted.prediction, predicted.noise
     low, high = prediction.interval(LEVEL, noise)
     return {
-        "rmse": scale * (target - prediction.mean).square().mean().sqrt().item(),
-        "nll": prediction.nll(target, noise).mean().item() + math.log(scale),
+        "rmse": unit * (target - prediction.mean).square().mean().sqrt().item(),
+        "nll": prediction.nll(target, noise).mean().item() + math.log(unit),
         "covered": ((low <= target) & (target <= high)).float().mean().item(),
-        "noise": scale * noise,
-        "spread": scale * prediction.std.square().mean().sqrt().item(),
+        "noise": unit * noise,
+        "spread": unit * prediction.std.square().mean().sqrt().item(),
         "epoch": predicted.epoch,
         "used": predicted.used,
         "seconds": predicted.seconds,

@@ -20,7 +20,7 @@ from torch.func import vmap
 from .. import plots
 from ..intervals import formatted
 from ..runner.experiment import Part, Tables, Tick, Verdict, agrees, overall, status
-from .landscape import WELLS, Mode, Setting, Trained, exact_line, mean_landscape, require_start, rms, steps, train
+from .landscape import WELLS, Reset, Setting, Trained, exact_line, mean_landscape, require_start, rms, steps, train
 
 TITLE = "Two wells: one basin kept or lost"
 QUESTION = "Do resets keep the twins in one well, so that their distance is the uncertainty there and no more?"
@@ -30,7 +30,7 @@ CAPTION = (
     "data. Circles: sigma around the twins' mean, every 40 steps (thin) and at the end (thick). Squares: the end of "
     "each path."
 )
-MODES: dict[Mode, str] = {
+MODES: dict[Reset, str] = {
     "none": "no reset",
     "mean": "mean reset",
     "sample": "sampling reset",
@@ -135,14 +135,14 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
 
 
 def _strays(runs: pd.DataFrame, limit: float) -> str:
-    """A note on runs whose twins are nearest to one well but still too far apart to be down in it."""
+    """A note on runs whose twins are nearest to the same well but still too far apart to have reached it."""
     strays = runs[(runs["well_1"] == runs["well_2"]) & (runs["well_1"] != "neither") & (runs["sigma"] > limit)]
     told = "; ".join(
         f"{MODES[mode]}: sigma {', '.join(own.sort_values().map('{:.2f}'.format))}"
         for mode in MODES
         if len(own := strays[strays["reset"] == mode]["sigma"])
     )
-    note = "; with runs whose twins are nearest to one well but not down in it, which raise the rms"
+    note = "; the rms includes runs whose twins are still on their way into the same well"
     return f"{note} ({told})" if told else ""
 
 
@@ -218,7 +218,7 @@ def _landscape(config: Config) -> tuple[Tensor, Tensor, Tensor]:
     return x, y, height.view(len(x), len(y)).T
 
 
-def _draw(axes: Axes, config: Config, paths: pd.DataFrame, mode: Mode, height: tuple[Tensor, Tensor, Tensor]) -> None:
+def _draw(axes: Axes, config: Config, paths: pd.DataFrame, mode: Reset, height: tuple[Tensor, Tensor, Tensor]) -> None:
     axes.contour(*height, levels=12, colors=plots.ink(), linewidths=0.6, alpha=0.35, linestyles="solid")
     axes.plot(*WELLS.T, "+", color=plots.TRUTH, ms=11, mew=2, ls="none", label="the wells, $\\mu_1$ and $\\mu_2$")
     own = paths[paths["reset"] == mode]

@@ -32,7 +32,7 @@ from ..._core.seeds import derive
 from ..runner.experiment import Tick, one_thread, require_at_least, require_positive
 
 Datum = Literal["shift", "tilt", "matched"]
-Mode = Literal["none", "mean", "sample", "centered"]
+Reset = Literal["none", "mean", "sample", "centered"]  # `resets.Mode`, or no reset at all
 SEPARATION = 2.0  # d of Appendix A.3
 WELLS = torch.tensor([[-SEPARATION / 2, 0.0], [SEPARATION / 2, 0.0]])
 
@@ -184,7 +184,7 @@ def train(
     setting: Setting,
     start: tuple[float, float],
     runs: int,
-    mode: Mode,
+    mode: Reset,
     tick: Tick,
     keep_path: bool = False,
     noise_scale: float = 1.0,

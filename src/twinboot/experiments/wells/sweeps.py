@@ -21,7 +21,7 @@ from ..._core.seeds import derive
 from .. import plots
 from ..intervals import formatted
 from ..runner.experiment import Part, Tables, Tick, Verdict, agrees, overall, refuse_repeated
-from .landscape import Datum, Mode, Setting, exact_line, paper_line, require_start, rms, steps, train
+from .landscape import Datum, Reset, Setting, exact_line, paper_line, require_start, rms, steps, train
 
 TITLE = "Two wells: what sigma depends on"
 QUESTION = "Does sigma follow the number and the noise of the data as theory says, whatever the optimizer's settings?"
@@ -45,7 +45,7 @@ class Config(Setting):
 
     start: tuple[float, float] = (0.4, 0.6)
     """Where the twins start. Not stated; on the slope of one well, so that the well is not in question."""
-    reset: Mode = "mean"
+    reset: Reset = "mean"
     """Kind of reset (Appendix A.3: mean-reset mode)."""
     sizes: tuple[int, ...] = (50, 100, 200, 400, 800, 1600, 3200)
     """Numbers of data M."""
