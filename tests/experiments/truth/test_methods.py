@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from twinboot._core.seeds import seeded
 from twinboot.experiments.truth import config, methods
 from twinboot.experiments.truth.config import Config
 from twinboot.experiments.truth.methods import METHODS, best_prior, by_laplace, gauss_newton, swag_draw
-from twinboot.experiments.truth.tasks import Plain, Task, plain, task_of
+from twinboot.experiments.truth.tasks import Plain, Task, plain, task_of, train
 
 CONFIG = Config(sizes=(60,), lrs=(0.01,), epochs=4, samples=5, inputs=12)
 
@@ -157,3 +158,23 @@ def test_fit_gets_the_settings_of_the_plain_training(monkeypatch: pytest.MonkeyP
     METHODS["fit"](replace(task, lr=0.02), trained, (2,))
     assert (asked["n"], asked["loss"], asked["epochs"], asked["batch_size"]) == (60, "regression", 4, 32)
     assert asked["optimizer"]([nn.Parameter(torch.zeros(1))]).param_groups[0]["lr"] == 0.02
+
+
+@pytest.mark.parametrize("name", list(ROWS))
+def test_networks_with_batchnorm_and_channels_last_have_a_spread(name: str) -> None:
+    if name == "ivon":
+        pytest.importorskip("ivon", reason="ivon needs the extra compare")
+
+    def network(dropout: float, seed: int) -> nn.Module:
+        with seeded(seed):
+            layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(dropout), nn.Flatten()]
+            model = nn.Sequential(*layers, nn.Linear(4 * 4 * 4, 3))
+        return model.to(memory_format=torch.channels_last)  # type: ignore[no-any-return,call-overload]
+
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(80, 3, 6, 6, generator=generator), torch.randint(3, (80,), generator=generator)
+    task = Task("classification", x, y, x[:10], network, 2, 32, 0.01, samples=4, seed=0)
+    model, _ = train(task, 0)
+    for own in METHODS[name](task, Plain(model, 1.0), (2, 3)).values():
+        assert (own.draws.sum(2) - 1).abs().max() < 1e-9
+        assert (own.draws.std(0) > 0).all()

@@ -64,7 +64,7 @@ class Config:
     sizes: tuple[int, ...] | None = None
     """Samples in a training set. By default those of the preset."""
     lrs: tuple[float, ...] | None = None
-    """Learning rates of Adam. By default those of the preset."""
+    """Learning rates of Adam. By default those of the preset, around the 0.001 of Appendix A.4."""
     epochs: int | None = None
     """Epochs of the plain training. By default those of the preset."""
     sets: int | None = None

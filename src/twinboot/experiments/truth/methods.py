@@ -16,7 +16,6 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import TensorDataset
 
@@ -293,11 +292,14 @@ def by_swag(task: Task, plain: Plain, sizes: Sequence[int]) -> dict[str, Found]:
         task.loss(model(task.x[batch]), task.y[batch]).backward()
         optimizer.step()
         if (step + 1) % every == 0:
-            snapshots.append(parameters_to_vector(model.parameters()).detach().clone())
+            snapshots.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     seconds, found = plain.seconds + time.process_time() - began, torch.stack(snapshots)
     draws, generator = [], torch.Generator().manual_seed(derive(seed, "draws"))
     for _ in range(task.samples):
-        vector_to_parameters(swag_draw(found, generator), model.parameters())
+        own = swag_draw(found, generator).split([p.numel() for p in model.parameters()])
+        with torch.no_grad():
+            for parameter, values in zip(model.parameters(), own, strict=True):
+                parameter.copy_(values.view(parameter.shape))
         update_statistics(task, model)
         draws.append(task.predict(model))
     return {"SWAG": _from_draws(draws, seconds)}
