@@ -1,7 +1,7 @@
 # The two main commands. Every target sets up what it needs in .venv, with Python 3.11+ and make.
 #   make demo   see the method at work: all experiments that need no files, with few seeds, and a page
 #   make test   lint, types and tests
-.PHONY: demo test bench control chaos figures cifar10 cifar10-all ablations uci marmousi clean
+.PHONY: demo test bench control chaos figures cifar10 cifar10-all ablations uci truth marmousi clean
 .DEFAULT_GOAL := demo
 PYTHON ?= python3
 BIN := .venv/bin
@@ -56,6 +56,15 @@ ablations: .venv/ready
 # The nine regression sets, as one file: make uci DATA=FILE.npz.
 uci: .venv/ready
 	$(BIN)/twinboot uci --data $(DATA) --jobs 2 --out out/full
+	$(BIN)/twinboot report out/full --page docs/results
+
+# The spread of predictions against the truth: make truth DATA=DIR FILE=FILE.npz, with the official files of Fashion-MNIST
+# and CIFAR-10 in DIR, and the regression sets in FILE. A stopped run resumes.
+truth: .venv/ready
+	$(BIN)/twinboot truth --jobs 2 --out out/full
+	$(BIN)/twinboot truth --preset protein --data $(FILE) --jobs 2 --out out/full
+	$(BIN)/twinboot truth --preset fashion --data $(DATA) --jobs 2 --out out/full
+	$(BIN)/twinboot truth --preset cifar10 --data $(DATA) --jobs 2 --out out/full
 	$(BIN)/twinboot report out/full --page docs/results
 
 # The same inversion on a velocity model of your own: make marmousi MODEL=FILE.npz (m/s on a grid of 20 m).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import fwi, gaussian, images, seismic, uci
+from . import fwi, gaussian, images, seismic, truth, uci
 from .runner.experiment import Experiment
 from .seismic import estimates, regimes
 from .wells import basins, sweeps
@@ -17,4 +17,5 @@ EXPERIMENTS: dict[str, Experiment] = {
     "estimates": estimates,
     "fwi": fwi,
     "uci": uci,
+    "truth": truth,
 }
