@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -113,7 +114,7 @@ class Training:
             optimizer.zero_grad()
             with (
                 own_randomness(self.device, self.seed, epoch, step, *ranks.own()),
-                self.twins.sampled(self.protocol.noise),
+                self.twins.sampled(self.protocol.noise) if self.protocol.noise else nullcontext(),
             ):
                 for place, (twin, batch) in enumerate(zip(self.runners, pair, strict=True)):
                     value = self._loss(twin, batch)
