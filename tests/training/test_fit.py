@@ -27,7 +27,7 @@ from twinboot._core.states import pack, unpack
 from twinboot.experiments import datasets, networks
 from twinboot.training.checkpoints import Checkpoints
 
-QUIET: dict[str, Any] = {"progress": False, "optimizer": lambda p: torch.optim.Adam(p, 0.02)}
+QUIET: dict[str, Any] = {"progress": False, "spread": 0.0, "optimizer": lambda p: torch.optim.Adam(p, 0.02)}
 
 
 def blobs(n: int = 240, seed: int = 0) -> TensorDataset:

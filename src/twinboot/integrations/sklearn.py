@@ -209,6 +209,8 @@ class _TwinBoot(BaseEstimator):  # type: ignore[misc]
             batch_size=min(batch_size, 2**31),  # more than any table has, and small enough to compute with
             protocol=complete(self.protocol, SCIKIT_LEARN, type(self).__name__),
             bootstrap=split.bootstrap,
+            # Temperature and intervals are calibrated by out-of-bag rows afterwards, whatever the size of sigma.
+            spread=0.0,
             seed=seed,
             progress=bool(self.verbose),
         )

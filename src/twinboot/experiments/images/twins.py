@@ -26,7 +26,7 @@ from .single import SHOWN, Predict, Problem, Trained, accuracy_and_loss, adam, b
 FIRST = 10  # steps before the first early reset
 # Smallest and largest value of each setting that is a number.
 BOUNDS: dict[str, tuple[float, float]] = {"noise": (0, 100), "pooled": (0, 0.99), "scale": (0, 100), "reset": (1, 1000)}
-BOUNDS |= {"dropout": (0, 0.9), "longer": (0.1, 10)}
+BOUNDS |= {"dropout": (0, 0.9), "longer": (0.1, 10), "spread": (0, 10)}
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class Recipe:
     noise: float = FIT.noise  # times sigma, in training
     pooled: float = FIT.pooled  # share of the gradients that is the mean of both twins'
     scale: float = 1.0  # times sigma, in draws for a prediction
+    # As `spread` of `fit`; above 0 it replaces sigma and scale. 0 as in the paper: draws have the sigma of training.
+    spread: float = 0.0
     reset: int | None = None  # epochs between resets; by default that of `fit`
     early: bool = False  # reset after 10 steps, then at intervals that grow by a tenth, up to an epoch
     groups: Literal["layer", "tensor", "unit", "weight"] = cast(Any, FIT.groups)  # one of these, not any grouping
@@ -213,6 +215,7 @@ def _fit(
         batch_size=problem.batch,
         protocol=recipe.protocol(problem),
         bootstrap=recipe.bootstrap(len(problem.y), problem.seed),
+        spread=recipe.spread if epochs == end else 0.0,
         seed=problem.seed,
         checkpoint=scratch,
         progress=False,
@@ -221,7 +224,9 @@ def _fit(
 
 
 def _configure(estimate: Estimate, recipe: Recipe) -> None:
-    estimate.scale, estimate.dropout = recipe.scale, recipe.dropout > 0
+    estimate.dropout = recipe.dropout > 0
+    if not recipe.spread:
+        estimate.scale = recipe.scale
 
 
 def _calibrated(estimate: Estimate, unseen: Subset[Any], problem: Problem) -> Estimate:

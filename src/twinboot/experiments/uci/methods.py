@@ -156,6 +156,7 @@ def twins(config: Config, split: Split, seed: int) -> dict[str, Predicted]:
         batch_size=config.batch_of(rows),
         # A reset after each epoch, whatever its length, as in the paper.
         protocol=Protocol(groups=config.groups, reset=resets.every(1), mode=config.mode),
+        spread=0.0,  # draws at the sigma of the training, as in the paper
         seed=seed,
         progress=False,
     )
