@@ -160,7 +160,7 @@ def test_the_report_of_the_real_experiments_in_a_browser(tmp_path: Path, monkeyp
     monkeypatch.setattr(regimes, "QUICK", regimes.Config(**one, seeds=2, steps=3))
     monkeypatch.setattr(estimates, "QUICK", estimates.Config(seeds=2, steps=21))
     monkeypatch.setattr(images, "QUICK", images.Config(methods=("hold-out", "twins"), epochs=3, seeds=1, samples=2))
-    monkeypatch.setattr(truth, "QUICK", replace(truth.QUICK, methods=("fit", "dropout"), epochs=2, sets=3, scored=2))
+    monkeypatch.setattr(truth, "QUICK", replace(truth.QUICK, methods=("fit", "dropout"), epochs=2, sets=4, scored=2))
     assert cli.main(["reproduce", "--quick", "--out", str(tmp_path)]) == 0  # uci is left out: it has no data
     with browser() as driver:
         driver.get((tmp_path / "report.html").as_uri())
