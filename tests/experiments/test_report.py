@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import toy
 
-from twinboot.experiments import cli, commands, fwi, gaussian, images, plots, seismic
+from twinboot.experiments import cli, commands, fwi, gaussian, images, plots, seismic, truth
 from twinboot.experiments.report import ORDER, TITLE, help_of, write_page, write_report
 from twinboot.experiments.runner.experiment import Verdict
 from twinboot.experiments.runner.store import carry_out, load
@@ -160,13 +160,14 @@ def test_the_report_of_the_real_experiments_in_a_browser(tmp_path: Path, monkeyp
     monkeypatch.setattr(regimes, "QUICK", regimes.Config(**one, seeds=2, steps=3))
     monkeypatch.setattr(estimates, "QUICK", estimates.Config(seeds=2, steps=21))
     monkeypatch.setattr(images, "QUICK", images.Config(methods=("hold-out", "twins"), epochs=3, seeds=1, samples=2))
+    monkeypatch.setattr(truth, "QUICK", replace(truth.QUICK, methods=("fit", "dropout"), epochs=2, sets=4, scored=2))
     assert cli.main(["reproduce", "--quick", "--out", str(tmp_path)]) == 0  # uci is left out: it has no data
     with browser() as driver:
         driver.get((tmp_path / "report.html").as_uri())
         pictures = driver.execute_script(
             "return [...document.images].map(i => Math.min(i.naturalWidth, i.naturalHeight))"
         )
-        assert len(pictures) == 8
+        assert len(pictures) == 9
         assert min(pictures) > 500
         sections = driver.execute_script(
             "return [...document.querySelectorAll('section')].map(s => [s.id, s.querySelectorAll('.numbers').length,"
@@ -174,7 +175,7 @@ def test_the_report_of_the_real_experiments_in_a_browser(tmp_path: Path, monkeyp
         )
         fields = {name: len(module.Config.__dataclass_fields__) for name, module in commands.EXPERIMENTS.items()}
         expected = [["gaussian", 2, 4], ["basins", 1, 3], ["sweeps", 1, 5], ["images", 2, 6], ["seismic", 6, 4]]
-        expected += [["regimes", 2, 2], ["estimates", 2, 2], ["fwi", 1, 2]]
+        expected += [["regimes", 2, 2], ["estimates", 2, 2], ["fwi", 1, 2], ["truth", 1, 3]]
         assert sections == [[*row, fields[str(row[0])]] for row in expected]
         reasons = driver.execute_script(
             "return [...document.querySelectorAll('.config td:last-child')].map(t => t.innerHTML)"

@@ -109,8 +109,8 @@ def test_a_method_that_fails_on_a_set_is_left_out_there(
         ({"samples": 1}, "samples must be at least 2"),
         ({"scored": 0}, "scored must be at least 1"),
         ({"inputs": 5}, "inputs must be at least 10"),
-        ({"sets": 4, "scored": 5}, "sets must be at least 3, and at least scored"),
-        ({"sets": 2, "scored": 1}, "sets must be at least 3"),
+        ({"sets": 4, "scored": 5}, "sets must be at least 4, and at least scored"),
+        ({"sets": 3, "scored": 1}, "sets must be at least 4"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], said: str) -> None:
@@ -143,7 +143,7 @@ def test_sets_beyond_the_samples_are_refused(clothes: Config) -> None:
     assert truth.number_of_sets(SMALL, 10**6) == 6
     with pytest.raises(ValueError, match=r"make 5 disjoint sets of 100: 6 are needed"):
         truth.parts(replace(clothes, sets=6))
-    with pytest.raises(ValueError, match=r"make 1 disjoint sets of 300: 3 are needed"):
+    with pytest.raises(ValueError, match=r"make 1 disjoint sets of 300: 4 are needed"):
         truth.parts(replace(clothes, sizes=(300,)))
     with pytest.raises(ValueError, match="there are 60 test inputs"):
         truth.parts(replace(clothes, inputs=70))

@@ -20,7 +20,7 @@ from ..images.methods import require_ivon
 from ..intervals import with_interval
 from ..runner.experiment import Part, Tables, Tick, UnavailableError, Verdict, one_thread
 from ..uci.data import LAYOUT
-from .config import PRESETS, SETS, Config
+from .config import LEAST, PRESETS, SETS, Config
 from .figure import draw
 from .methods import METHODS
 from .scores import CELL, LEVEL, PLAIN, draw_rows, quality, truth_rows, truths, with_scores
@@ -107,7 +107,7 @@ def number_of_sets(config: Config, size: int) -> int:
     there = available(config, size)
     if there is None:
         return config.sets or max(SETS, config.scored)
-    least = max(3, config.scored, config.sets or 0)
+    least = max(LEAST, config.scored, config.sets or 0)
     if there < least:
         raise ValueError(
             f"the training samples of {config.preset} make {there} disjoint sets of {size}: {least} are needed; use "

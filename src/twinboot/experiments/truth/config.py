@@ -22,6 +22,7 @@ METHODS: tuple[MethodName, ...] = (
     "swag",
 )
 SETS = 20  # for the truth: the relative error of its standard deviation is then 16 % for one input
+LEAST = 4  # sets: two for each half of the truth
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,8 @@ class Config:
             raise ValueError(f"members must be at least 2, for a spread, not {min(self.members)}.")
         if self.epochs is not None and self.epochs < 1:
             raise ValueError(f"epochs must be at least 1, not {self.epochs}.")
-        if self.sets is not None and self.sets < max(3, self.scored):
-            raise ValueError(f"sets must be at least 3, and at least scored ({self.scored}), not {self.sets}.")
+        if self.sets is not None and self.sets < max(LEAST, self.scored):
+            raise ValueError(f"sets must be at least {LEAST}, and at least scored ({self.scored}), not {self.sets}.")
         if self.preset == "protein" and self.data is not None and not self.checksum:
             object.__setattr__(self, "checksum", checksum(self.data))
 
