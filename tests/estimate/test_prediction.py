@@ -213,14 +213,51 @@ def test_labels_out_of_range_get_a_sentence() -> None:
         prediction.nll(torch.tensor([0.0, 1.0]))
 
 
+@pytest.mark.parametrize("blocks", [[6], [1] * 6, [4, 1, 1]])
+def test_the_interval_of_a_class_is_students_in_log_odds(blocks: list[int]) -> None:
+    logits = 3 * torch.randn(6, 5, 3, generator=seeded(0))
+    low, high = predict(logits, "classification", blocks, 2).interval(0.9)
+    log_odds = logits.double().softmax(-1).logit()
+    half = half_width(0.9, 5) * log_odds.std(0)
+    torch.testing.assert_close(low.double(), (log_odds.mean(0) - half).sigmoid(), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(high.double(), (log_odds.mean(0) + half).sigmoid(), rtol=1e-4, atol=1e-6)
+    assert (low >= 0).all()
+    assert (low < high).all()
+    assert (high <= 1).all()
+
+
+def test_log_odds_of_nearly_certain_classes_keep_their_digits() -> None:
+    """In float32, 1 - p is 0 for these; the odds of two classes are exp(the difference of their logits)."""
+    logits = torch.tensor([[[0.0, 20.0]], [[0.0, 24.0]], [[0.0, 25.0]]])
+    found = predict(logits, "classification", [3], 1)
+    assert found.center is not None
+    assert found.log_odds_std is not None
+    torch.testing.assert_close(found.center, torch.tensor([[-23.0, 23.0]]))
+    torch.testing.assert_close(found.log_odds_std, torch.full((1, 2), torch.tensor([20.0, 24.0, 25.0]).std().item()))
+
+
+def test_intervals_around_another_model_have_its_prediction_in_the_middle() -> None:
+    outputs, own = torch.randn(6, 5, 2, generator=seeded(1)), torch.randn(5, 2, generator=seeded(2))
+    for task in ("regression", "classification"):
+        moments = Moments(task)  # type: ignore[arg-type]
+        moments.add(outputs)
+        low, high = combine([moments], centers=[own]).interval(0.9)
+        if task == "regression":
+            torch.testing.assert_close((low + high) / 2, own)
+        else:
+            torch.testing.assert_close((low.logit() + high.logit()) / 2, own.softmax(1).logit(), rtol=1e-3, atol=1e-3)
+
+
 def test_what_belongs_to_the_other_task_gets_a_sentence() -> None:
     regression = Prediction("regression", torch.zeros(2), torch.ones(2))
     for name in ("probs", "labels", "entropy", "mutual_information", "expected_entropy"):
         with pytest.raises(AttributeError, match='is for task="classification", but this prediction was made with'):
             getattr(regression, name)
     classification = Prediction("classification", torch.ones(2, 2) / 2, torch.zeros(2, 2), torch.zeros(2))
-    with pytest.raises(AttributeError, match=r'interval\(\) is for task="regression" or task="gaussian", but this'):
+    with pytest.raises(ValueError, match="a prediction without spread has no interval: predict with samples"):
         classification.interval()
+    with pytest.raises(ValueError, match="noise is for values: leave it out for classes"):
+        classification.interval(noise=1.0)
     with pytest.raises(ValueError, match=r"level must lie between 0 and 1, such as 0.9, not 95"):
         regression.interval(95)
     with pytest.raises(ValueError, match="a prediction without spread has no likelihood: give the noise"):

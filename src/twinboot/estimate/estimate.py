@@ -238,8 +238,11 @@ class Estimate(nn.Module):
             for part, chunk in zip(moments, chunks, strict=True):
                 outputs = run(weights, chunk())
                 part.add(outputs if vectorize else outputs.unsqueeze(0))
-        if not draws or not scale or task == "classification" or self.members is not None:
-            return combine(moments)  # the degrees of freedom are those of the number of draws or members
+        if draws and self.members is not None:  # intervals are around the prediction of the trained model
+            own = partial(run_model, self.module, task, self.temperature, {})
+            return combine(moments, centers=[own(chunk()) for chunk in chunks])
+        if not draws or not scale or task == "classification":
+            return combine(moments)  # the degrees of freedom are those of the number of draws
         return combine(moments, degrees.of_predictions(self.module, task, chunks, self.partition, self._df()))
 
     def _weights(self, draws: list[int], scale: float, stacked: int | None = None) -> Iterator[dict[str, Tensor]]:

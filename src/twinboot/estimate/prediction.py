@@ -16,6 +16,7 @@ from .student import combined, half_width
 
 Task = Literal["classification", "regression", "gaussian"]
 TASKS = get_args(Task)
+MOST_LOG_ODDS = 40.0  # beyond that a probability is 0 or 1 in all digits
 
 
 @dataclass(frozen=True, repr=False, eq=False)  # tensors have no single ==
@@ -30,6 +31,8 @@ class Prediction:
         noise: for `"gaussian"`, the predicted standard deviation of a measurement: the root of the mean variance.
         df: degrees of freedom of `std`, for `interval`: one number, or one for each value. None counts as infinity.
         scores: of calibration samples, for `set` and `conformal_interval`.
+        center: the middle of `interval`: values, or the log-odds of classes. With members, those of the trained model.
+        log_odds_std: for classification, the standard deviation of the log-odds over the draws.
     """
 
     task: Task
@@ -39,6 +42,8 @@ class Prediction:
     noise: Tensor | None = None
     df: float | Tensor | None = None
     scores: conformal.Scores | None = None
+    center: Tensor | None = None
+    log_odds_std: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.mean)
@@ -80,23 +85,34 @@ class Prediction:
         return (self.entropy - self.expected_entropy).clamp(min=0)
 
     def interval(self, level: float = 0.95, noise: float | Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Lower and upper ends of the central interval that contains the value with probability `level`.
+        """Lower and upper ends of the central interval that contains the value with probability `level`. For classes
+        the value is the expected probability: the one that training on other data of that kind gives on average.
 
         Assumes a normal distribution, because a few dozen draws are too few for a 97.5 % quantile of their own. Its
         standard deviation is known from `df` degrees of freedom, so the interval is one of Student's t. The noise
-        counts as known.
+        counts as known. The interval of a class is one of its log-odds, because probabilities near 0 and 1 are skewed.
 
         Args:
             level: the probability, such as 0.95.
             noise: the standard deviation of a measurement: one number, or one per value. Default: the model's own
                 `noise`, or 0. With 0, the interval is for the *expected* value; with noise, for a new measurement.
         """
-        self._only("interval()", "regression", "gaussian")
+        if self.task == "classification":
+            return self._interval_of_classes(level, noise)
         variance = self._variance(noise)
         if variance.numel() and not bool(variance.any()):
             raise ValueError("a prediction without spread has no interval: predict with samples, or give the noise.")
         half = half_width(level, self._df(variance)) * variance**0.5
-        return self.mean - half, self.mean + half
+        center = self.mean if self.center is None else self.center
+        return center - half, center + half
+
+    def _interval_of_classes(self, level: float, noise: float | Tensor | None) -> tuple[Tensor, Tensor]:
+        if noise is not None:
+            raise ValueError("noise is for values: leave it out for classes.")
+        if self.center is None or self.log_odds_std is None or not bool(self.log_odds_std.any()):
+            raise ValueError("a prediction without spread has no interval: predict with samples.")
+        half = half_width(level, self.df) * self.log_odds_std
+        return (self.center - half).sigmoid(), (self.center + half).sigmoid()
 
     def _df(self, variance: Tensor) -> Tensor | None:
         """The degrees of freedom of the variance with noise, by Satterthwaite's formula."""
@@ -234,52 +250,86 @@ def _summary(values: Tensor) -> str:
 
 
 class Moments:
-    """The mean and spread of a model's outputs over draws of its weights, updated by a few draws at a time (Chan).
+    """The mean and spread of a model's outputs over draws of its weights, updated by a few draws at a time.
 
     It stores no draws, so its memory does not depend on their number.
     """
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.draws = 0
+        self.values, self.log_odds = _Running(), _Running()
+        self.own: Tensor | float = 0.0  # the sum over the draws of their own entropies or variances
 
     def add(self, outputs: Tensor) -> None:
         """Add the outputs [draws, inputs, ...] of some draws."""
-        values = outputs if outputs.dtype == torch.float64 else outputs.float()
-        own = None  # the sum over the draws of their own entropies or variances
-        if self.task == "classification":
-            values = values.softmax(2)
-            own = torch.stack([entropy(v) for v in values]).sum(0)
+        values, log_odds = _values_of(outputs, self.task)
+        self.values.add(values)
+        if log_odds is not None:
+            self.log_odds.add(log_odds)
+            self.own = self.own + torch.stack([entropy(v) for v in values]).sum(0)
         elif self.task == "gaussian":
-            values, log_variance = values.chunk(2, -1)
-            own = log_variance.exp().sum(0)
-        draws, center = len(values), values.mean(0)
-        spread = (values - center).square_().sum(0)
-        if self.draws == 0:
-            self.mean, self.squares, self.own = center, spread, own
+            self.own = self.own + outputs.to(values.dtype).chunk(2, -1)[1].exp().sum(0)
+
+
+class _Running:
+    """A mean and a sum of squares around it, updated by a few values at a time (Chan)."""
+
+    count = 0
+
+    def add(self, values: Tensor) -> None:
+        number, center = len(values), values.mean(0)
+        squares = (values - center).square_().sum(0)
+        if self.count == 0:
+            self.mean, self.squares = center, squares
         else:
-            shift, total = center - self.mean, self.draws + draws
-            self.mean = self.mean + shift * (draws / total)
-            self.squares = self.squares + spread + shift.square() * (self.draws * draws / total)
-            if own is not None and self.own is not None:
-                self.own = self.own + own
-        self.draws += draws
+            shift, total = center - self.mean, self.count + number
+            self.mean = self.mean + shift * (number / total)
+            self.squares = self.squares + squares + shift.square() * (self.count * number / total)
+        self.count += number
+
+    def std(self) -> Tensor:
+        return (self.squares / max(self.count - 1, 1)).sqrt()
 
 
-def combine(parts: list[Moments], df: Tensor | None = None) -> Prediction:
-    """One prediction from the moments of consecutive chunks of the inputs. `df` are the degrees of freedom of the
-    distribution that was drawn from; n draws have n - 1 of their own."""
-    task, draws = parts[0].task, parts[0].draws
-    own = torch.cat([p.own / draws for p in parts if p.own is not None]) if parts[0].own is not None else None
-    mean = torch.cat([p.mean for p in parts])
+def _values_of(outputs: Tensor, task: Task) -> tuple[Tensor, Tensor | None]:
+    """What a model predicts, [draws, inputs, ...]; for classes their probabilities and log-odds."""
+    values = outputs if outputs.dtype == torch.float64 else outputs.float()
+    if task != "classification":
+        return values.chunk(2, -1)[0] if task == "gaussian" else values, None
+    logs = values.log_softmax(2)
+    probs = logs.exp()
+    # 1 - p of the most probable class is the sum of the others: the difference would lose its digits.
+    top = logs.argmax(2, keepdim=True)
+    others = logs.scatter(2, top, -math.inf).logsumexp(2, keepdim=True)
+    against = torch.log1p(-probs).scatter(2, top, others)
+    return probs, (logs - against).clamp(-MOST_LOG_ODDS, MOST_LOG_ODDS)
+
+
+def combine(parts: list[Moments], df: Tensor | None = None, centers: list[Tensor] | None = None) -> Prediction:
+    """One prediction from the moments of consecutive chunks of the inputs.
+
+    Args:
+        df: the degrees of freedom of the distribution that was drawn from; n draws have n - 1 of their own.
+        centers: for each chunk the outputs of the model that intervals are centered at; by default the mean of draws.
+    """
+    task, draws = parts[0].task, parts[0].values.count
+    own = torch.cat([p.own / draws for p in parts if isinstance(p.own, Tensor)]) if task != "regression" else None
+    mean = torch.cat([p.values.mean for p in parts])
     df = df.reshape(mean.shape) if df is not None and df.ndim else df
+    classes = task == "classification"
+    center = torch.cat([p.log_odds.mean for p in parts]) if classes else None
+    if centers is not None:
+        values, log_odds = zip(*(_values_of(outputs.unsqueeze(0), task) for outputs in centers), strict=True)
+        center = torch.cat(log_odds if classes else values, 1).squeeze(0)
     return Prediction(
         task,
         mean=mean,
-        std=torch.cat([(p.squares / max(draws - 1, 1)).sqrt_() for p in parts]),
-        own_entropy=own if task == "classification" else None,
+        std=torch.cat([p.values.std() for p in parts]),
+        own_entropy=own if classes else None,
         noise=own.sqrt() if own is not None and task == "gaussian" else None,
         df=combined(df, draws - 1) if draws > 1 else None,
+        center=center,
+        log_odds_std=torch.cat([p.log_odds.std() for p in parts]) if classes else None,
     )
 
 
