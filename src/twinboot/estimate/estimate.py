@@ -248,7 +248,7 @@ class Estimate(nn.Module):
             yield {}
         elif self.members is not None:
             for start in range(0, len(draws), stacked or 1):
-                yield self.members[start if stacked is None else slice(start, start + stacked)]
+                yield self.members[start if stacked is None else slice(start, min(start + stacked, len(draws)))]
         elif stacked is None:
             yield from (self._draw(seed, scale) for seed in draws)
         else:
@@ -453,7 +453,5 @@ class Estimate(nn.Module):
         for name in files.SETTINGS:
             setattr(estimate, name, settings.get(name, getattr(estimate, name)))
         if members:
-            estimate.members = Members(members)
-            estimate.members.require_fit(module)
-            estimate.members.to(partition.sigma.device)
+            estimate.members = Members(members).like(module)
         return estimate
