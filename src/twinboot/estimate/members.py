@@ -73,10 +73,10 @@ class Members(nn.Module):
                 raise ValueError(f"the members do not fit the model: {name!r} is missing or has another shape.")
 
     def like(self, model: nn.Module) -> Members:
-        """These members, with the dtypes and on the devices of a model. Refuses one that they do not fit."""
+        """These members with the dtypes, devices and order of a model. Refuses one that they do not fit."""
         self.require_fit(model)
-        own = held(model)
-        return Members({name: stack.to(own[name]) for name, stack in self.stacks().items()})
+        stacks = self.stacks()
+        return Members({name: stacks[name].to(own) for name, own in held(model).items() if name in stacks})
 
 
 def require_same_number(values: Mapping[str, Tensor]) -> None:
