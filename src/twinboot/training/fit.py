@@ -218,7 +218,7 @@ def fit(
     state = saved.latest(run.device) if saved else None
     if state is not None:
         _require_keys(state, {"description"}, checkpoint)
-        then = {"control": False, **unpack(state["description"])}  # earlier versions had none
+        then = {"control": False, "spread": 0.0, **unpack(state["description"])}  # earlier versions had none
         require_same(then, description, "use the options of then, or another directory")
         _require_keys(state, {"history", "best", "average", *parts}, checkpoint)
         if len(state["history"]["epoch"]) > epochs:
