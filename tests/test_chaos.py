@@ -244,7 +244,7 @@ def test_a_run_that_does_not_go_on_or_writes_in_place_is_noticed(alone: dict[str
 
 
 WITHOUT_ARGUMENTS = {"Twins.update", "Twins.get_extra_state", "PairedLoader.state_dict", "PairedLoader.jobs"}
-WITHOUT_ARGUMENTS |= {"Estimate.extra_repr", "Twins.weights", "Twins.unstack"}
+WITHOUT_ARGUMENTS |= {"ControlledTwins.data_share", "Estimate.extra_repr", "Twins.weights", "Twins.unstack"}
 
 
 def functions_of(module: types.ModuleType) -> list[str]:
@@ -264,7 +264,10 @@ def schedules() -> list[str]:
 def methods_of(kind: type) -> list[str]:
     """Its own, without those of torch and of Python."""
     own = {name for base in kind.__mro__ if base.__module__.startswith("twinboot") for name in vars(base)}
-    return [name for name in own if name[0] != "_" and callable(getattr(kind, name))]
+    public = [name for name in own if name[0] != "_" and callable(getattr(kind, name))]
+    if kind is not twinboot.Twins and issubclass(kind, twinboot.Twins):  # without what it inherits
+        return [name for name in public if getattr(kind, name) is not getattr(twinboot.Twins, name, None)]
+    return public
 
 
 def test_every_public_function_class_and_method_has_its_bad_inputs() -> None:

@@ -12,14 +12,15 @@ from loops import classes, mlp
 from torch.utils.data import DataLoader, TensorDataset
 
 import twinboot
-from twinboot import fit, invert
+from twinboot import error_bars, fit, invert
 
 ROOT = Path(__file__).parents[1]
 README = "README.md"
 RUN = {  # the number of Python blocks in each page; each is run by a test below
-    README: 6,
+    README: 7,
     "docs/loop.md": 6,
     "docs/fit.md": 2,
+    "docs/error-bars.md": 1,
     "docs/sigma.md": 2,
     "docs/intervals.md": 1,
     "docs/integrations.md": 3,
@@ -92,6 +93,27 @@ def test_the_snippet_for_fit_in_the_readme_runs(monkeypatch: Any) -> None:
     names["x"] = names["dataset"].tensors[0]
     exec(block_with(README, "import fit"), names)
     assert len(names["found"].bootstrap.unseen) > 0
+
+
+def test_the_snippet_for_error_bars_in_the_readme_runs(monkeypatch: Any) -> None:
+    monkeypatch.setattr(twinboot, "error_bars", partial(error_bars, progress=False))
+    names = scope()
+    exec(block_with(README, "import error_bars"), names)
+    x = names["dataset"].tensors[0]
+    assert torch.equal(names["estimate"](x), names["model"](x))
+    assert (names["estimate"].predict(x).std > 0).all()
+
+
+def test_the_snippet_for_error_bars_runs(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(twinboot, "error_bars", partial(error_bars, progress=False))
+    names = scope()
+    x = names["x"] = names["dataset"].tensors[0]
+    exec(blocks("docs/error-bars.md")[0], names)
+    assert (tmp_path / "bars").is_dir()
+    assert len(names["estimate"].members) == 8
+    assert torch.equal(names["estimate"](x), names["model"](x))
+    assert (names["prediction"].std > 0).all()
 
 
 def test_the_snippets_for_a_loop_run(tmp_path: Path, monkeypatch: Any) -> None:
@@ -200,7 +222,7 @@ def test_the_results_are_those_of_the_generated_pages() -> None:
 POOLED = "Twin-Boot with pooled gradients"
 LABELS = {  # in the tables for readers: in docs/results
     README: {
-        "Twin-Boot, defaults of `fit`": "Twin-Boot",
+        "Twin-Boot, `fit(spread=0)`": "Twin-Boot",
         f"{POOLED} and dropout": f"{POOLED} and dropout",
         "MC dropout": "MC dropout",
         "MC dropout with weight averaging": "MC dropout, averaged",

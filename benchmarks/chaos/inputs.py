@@ -25,6 +25,7 @@ from twinboot import (
     Apart,
     Blocks,
     Bootstrap,
+    ControlledTwins,
     Dense,
     Estimate,
     Fit,
@@ -33,6 +34,7 @@ from twinboot import (
     Prediction,
     Protocol,
     Twins,
+    error_bars,
     fit,
     invert,
     metrics,
@@ -144,6 +146,15 @@ def made_and_asked(kind: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def conformal(own: Estimate, dataset: Any = None) -> Prediction:
+    own.conformalize(labelled() if dataset is None else dataset, samples=4)
+    return own.predict(rows(), 4)
+
+
+def _values() -> dict[str, Any]:
+    return {"dataset": TensorDataset(rows(), rows()[:, :1]), "samples": 4}
+
+
 def whole_epoch(**arguments: Any) -> Any:
     return list(PairedLoader(**arguments))
 
@@ -243,6 +254,21 @@ def core() -> list[Target]:
         Target(
             "Estimate.calibrate", lambda **a: estimate().calibrate(**a), _calibrated, Estimate.calibrate, OF_LOADERS
         ),
+        Target("Estimate.noise", lambda **a: estimate(1, "regression").noise(**a), _values, Estimate.noise, OF_LOADERS),
+        Target(
+            "Estimate.conformalize",
+            lambda **a: estimate().conformalize(**a),
+            lambda: {"dataset": labelled(), "samples": 4},
+            Estimate.conformalize,
+            OF_LOADERS,
+        ),
+        Target("Prediction.set", lambda **a: conformal(estimate()).set(**a), dict, Prediction.set, finite=False),
+        Target(
+            "Prediction.conformal_interval",
+            lambda **a: conformal(estimate(1, "regression"), _values()["dataset"]).conformal_interval(**a),
+            lambda: {"level": 0.5},
+            Prediction.conformal_interval,
+        ),
         Target(
             "Estimate.update_batchnorm",
             lambda **a: estimate().update_batchnorm(**a),
@@ -292,6 +318,15 @@ def core() -> list[Target]:
         ),
         Target("PairedLoader.load_state_dict", continued, lambda: {"state": loader().state_dict()}),
         Target("fit", trained, lambda: {"model": net(), "dataset": labelled(), **FIT}, fit, (*OF_LOADERS, "lr")),
+        Target(
+            "error_bars",
+            error_bars,
+            lambda: {"model": net(), "dataset": labelled(), "rounds": 1, "loss": "classification", **FIT},
+            error_bars,
+            (*OF_LOADERS, "lr", "scheduler"),
+        ),
+        Target("ControlledTwins", ControlledTwins, lambda: {"model": net()}, ControlledTwins.__init__),
+        Target("ControlledTwins.reset", lambda **a: ControlledTwins(net()).reset(**a), dict, ControlledTwins.reset),
         Target(
             "Protocol",
             lambda **a: fit(net(), labelled(), protocol=Protocol(**a), **FIT).estimate,  # type: ignore[arg-type]

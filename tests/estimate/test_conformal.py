@@ -118,7 +118,7 @@ def test_sets_and_intervals_contain_new_samples_as_often_as_theory_says(n: int, 
         past, new = part[:-1], part[-1:]
         for task, mean, target in (("classification", probs, labels), ("regression", 0 * noise, 3 * spread * noise**3)):
             known = Prediction(task, mean[past], spread[past])  # type: ignore[arg-type]
-            scores = Scores(known.scores_of(target[past], 0.1).sort().values, 0.1, {})
+            scores = Scores(known._scores_of(target[past], 0.1).sort().values, 0.1, {})
             found = Prediction(task, mean[new], spread[new], scores=scores)  # type: ignore[arg-type]
             if task == "classification":
                 in_set += int(found.set(level)[0, labels[new]])

@@ -678,7 +678,7 @@ def test_scores_are_those_of_the_predictions_and_predictions_with_the_same_setti
     x = classes(50).tensors[0]
     assert estimate.scores is not None
     found = estimate.predict(x, samples, batch_size=16)
-    torch.testing.assert_close(estimate.scores.values, found.scores_of(target).sort(0).values)
+    torch.testing.assert_close(estimate.scores.values, found._scores_of(target).sort(0).values)
     assert found.scores is estimate.scores
     if task == "classification":
         inside = found.set(0.8)[torch.arange(50), target]

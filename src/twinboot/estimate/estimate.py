@@ -251,7 +251,7 @@ class Estimate(nn.Module):
             yield {}
         elif self.members is not None:
             for start in range(0, len(draws), stacked or 1):
-                yield self.members[start if stacked is None else slice(start, start + stacked)]
+                yield self.members[start if stacked is None else slice(start, min(start + stacked, len(draws)))]
         elif stacked is None:
             yield from (self._draw(seed, scale) for seed in draws)
         else:
@@ -259,7 +259,7 @@ class Estimate(nn.Module):
                 stack = [self._draw(seed, scale) for seed in draws[start : start + stacked]]
                 yield {name: torch.stack([weights[name] for weights in stack]) for name in stack[0]}
 
-    def runs(self, samples: int, scale: float, seed: int) -> Iterator[Callable[[Any], Tensor]]:
+    def _runs(self, samples: int, scale: float, seed: int) -> Iterator[Callable[[Any], Tensor]]:
         """The model with the weights of each draw, as a function of its inputs."""
         with evaluating(self.module):
             for weights in self._weights(self._draws(samples, seed), scale):
@@ -391,7 +391,7 @@ class Estimate(nn.Module):
         if noise is not None:
             require_number("noise", noise, positive=True)
         found, targets, task = self._predict_dataset(dataset, samples, task, batch_size, seed, options)
-        scores = torch.cat([p.scores_of(t, noise) for p, t in zip(found, targets, strict=True)]).cpu()
+        scores = torch.cat([p._scores_of(t, noise) for p, t in zip(found, targets, strict=True)]).cpu()
         if not scores.isfinite().all():
             raise ValueError("the model gives outputs that are not finite for these samples: look for bad ones.")
         settings = self._settings(self._samples(samples), task, self._scale(None), seeds.require_seed(seed))
@@ -456,7 +456,5 @@ class Estimate(nn.Module):
         for name in files.SETTINGS:
             setattr(estimate, name, settings.get(name, getattr(estimate, name)))
         if members:
-            estimate.members = Members(members)
-            estimate.members.require_fit(module)
-            estimate.members.to(partition.sigma.device)
+            estimate.members = Members(members).like(module)
         return estimate

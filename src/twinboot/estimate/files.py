@@ -25,6 +25,7 @@ from torch.nn.parameter import is_lazy
 from .._core.atomic import replacing, sync
 from .._core.checks import one_line, one_of, require_number
 from .conformal import Scores
+from .members import require_same_number
 from .prediction import TASKS
 
 FORMAT = "twinboot.estimate"
@@ -108,6 +109,8 @@ def read(
         if settings.get("scores") is not None:
             settings["scores"] = Scores(tensors["scores"], **settings["scores"])
         _require_valid(partition, labels, sigma, settings)
+        if members:
+            require_same_number(members)
     except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise _damaged(path, one_line(error)) from None
     return state, partition, labels, sigma, settings, members

@@ -137,7 +137,7 @@ class Prediction:
         """What errors are divided by: the standard deviation of a measurement, or 1 if that is not known."""
         return torch.ones_like(self.std) if noise is None and self.noise is None else self._variance(noise).sqrt()
 
-    def scores_of(self, target: Tensor, noise: float | None = None) -> Tensor:
+    def _scores_of(self, target: Tensor, noise: float | None = None) -> Tensor:
         """The scores of calibration samples, for `Estimate.conformalize`."""
         if self.task == "classification":
             labels = require_labels(target, self.probs).unsqueeze(1)
@@ -296,8 +296,7 @@ def _values_of(outputs: Tensor, task: Task) -> tuple[Tensor, Tensor | None]:
     values = outputs if outputs.dtype == torch.float64 else outputs.float()
     if task != "classification":
         return values.chunk(2, -1)[0] if task == "gaussian" else values, None
-    logs = values.log_softmax(2)
-    probs = logs.exp()
+    logs, probs = values.log_softmax(2), values.softmax(2)
     # 1 - p of the most probable class is the sum of the others: the difference would lose its digits.
     top = logs.argmax(2, keepdim=True)
     others = logs.scatter(2, top, -math.inf).logsumexp(2, keepdim=True)

@@ -52,6 +52,7 @@ class Training:
         device: str | int | torch.device | None = None,
         amp: torch.dtype | None = None,
         control: bool = False,
+        needs_unseen: bool = True,
         **options: Any,
     ) -> None:
         self.named_loss, self.options = loss, options
@@ -73,7 +74,7 @@ class Training:
             dataset, self.bootstrap, batch_size, protocol.resample, seed=seed, control=control, **options
         )
         self.validates = len(self.bootstrap.unseen) > 0
-        if not self.validates and not (self.bootstrap.cover or self.bootstrap.kind == "bayesian"):
+        if needs_unseen and not self.validates and not (self.bootstrap.cover or self.bootstrap.kind == "bayesian"):
             raise ValueError(
                 "every sample is seen by some twin, so none is out-of-bag for validation: add data, or, to keep the "
                 "last epoch without validation, give a Bootstrap with cover=True."
@@ -149,7 +150,7 @@ class Training:
         else:
             (*inputs, target), weight = self._moved(batch), None
         with torch.autocast(self.device.type, self.amp, enabled=self.amp is not None):
-            values = self.loss(twin(*inputs), target)
+            values = self.loss(_values(twin(*inputs)), target)
         return values.mean() if weight is None else (weight * values).mean()
 
     def _moved(self, batch: Any, least: int = 2) -> list[Any]:
@@ -175,7 +176,7 @@ class Training:
     def _loss_and_hit(self, module: nn.Module, batch: Any, number: int) -> tuple[Tensor, Tensor]:
         """For each sample its loss, and whether the predicted class is right."""
         *inputs, target = self._moved(batch)
-        output = module(*inputs)
+        output = _values(module(*inputs))
         values = self.loss(output, target)
         return values, (output.argmax(1) == target).flatten() if self.classifies else values
 
@@ -194,7 +195,7 @@ class Training:
                 )
 
         def by_draws(scale: float) -> float:
-            return spread.variance([values(draw) for draw in estimate.runs(spread.DRAWS, scale, self.seed)])
+            return spread.variance([values(draw) for draw in estimate._runs(spread.DRAWS, scale, self.seed)])
 
         self.twins.eval()
         apart = spread.variance([values(partial(call, twin)) for twin in self.twins])
@@ -215,3 +216,7 @@ class Training:
         with own_randomness(self.device, self.seed, "statistics"):
             # It changes nothing else that moves with a pass in training, as the vectors of spectral_norm do.
             estimate.update_batchnorm(self.validation.seen_batches(at_most), lambda batch: tuple(batch[:-1]))
+
+
+def _values(output: Any) -> Any:
+    return getattr(output, "logits", output)  # of a Hugging Face model

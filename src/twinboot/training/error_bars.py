@@ -20,21 +20,24 @@ spread, and after four by 1.0 to 1.1 (docs/results/truth.md).
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, Literal, SupportsIndex
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from .._core import fingerprints, ranks, seeds
-from .._core.checks import require_known, require_one_of, require_types, require_whole, shown
-from .._core.copies import replicate
+from .._core.checks import require_one_of, require_types, require_whole, shown
+from .._core.copies import held, replicate
 from .._core.states import pack, require_same, unpack
+from .._core.tensors import checksum
 from ..data.bootstrap import Bootstrap
-from ..data.loader import PairedLoader, require_map_style
+from ..data.loader import require_map_style
 from ..estimate.estimate import Estimate
 from ..estimate.members import Members
 from ..estimate.prediction import Task
@@ -43,7 +46,8 @@ from ..twins import Twins
 from . import losses, optimizers
 from .checkpoints import Checkpoints
 from .epoch import Training
-from .logs import show_round
+from .logs import show_finished, show_round
+from .options import require_amp, require_gradient_steps, require_options, require_whole_weights
 from .protocol import FIT, Protocol, complete
 from .rounds import RESTART, Round
 
@@ -110,15 +114,21 @@ def error_bars(
     rounds, epochs, batch_size = int(rounds), int(epochs), int(batch_size)
     require_one_of(("members", "sigma"), "keep", keep)
     require_map_style(dataset)
+    require_whole_weights("error_bars", model)
     if bootstrap is not None and not callable(bootstrap):
         raise TypeError(
             "bootstrap must be a function of a seed, such as lambda seed: Bootstrap(n, seed=seed), because each round "
             f"draws new samples, not {shown(bootstrap)}."
         )
     optimizers.require_function(optimizer)
-    require_known(options, error_bars, PairedLoader, DataLoader)
+    require_amp(amp)
     if "control" in options:
         raise TypeError("error_bars has no control: use fit(..., control=True), or a loop with ControlledTwins.")
+    for name in options.keys() & {field.name for field in fields(Protocol)}:
+        raise TypeError(f"error_bars has no option {name!r}: its twins train without noise and resets.")
+    if "scheduler" in options:
+        raise TypeError("error_bars has no option 'scheduler': in each round the learning rate falls to 0.")
+    require_options(error_bars, options)
     require_types(error_bars, locals())
     protocol = complete(Protocol(groups=groups, noise=0.0), FIT, "error_bars")
     seed = seeds.require_seed(seed)
@@ -126,6 +136,13 @@ def error_bars(
     def begin(number: int, before: Twins | None = None) -> Round:
         own = seeds.derive(seed, "round", number)
         resample = Bootstrap(len(dataset), seed=own) if bootstrap is None else bootstrap(own)  # type: ignore[arg-type]
+        if not isinstance(resample, Bootstrap):
+            raise TypeError(f"bootstrap must be a function that makes a Bootstrap, but it made {shown(resample)}.")
+        if keep == "members" and resample.scale != 1:
+            raise ValueError(
+                'twins that divide the samples differ more than models of all samples would: give keep="sigma", which '
+                "corrects for it, or another kind of Bootstrap."
+            )
         run = Training(
             model,
             dataset,
@@ -136,6 +153,7 @@ def error_bars(
             seed=own,
             device=device,
             amp=amp,
+            needs_unseen=False,
             **options,
         )
         if before is not None:
@@ -143,9 +161,12 @@ def error_bars(
         return Round(run, optimizer, epochs, RESTART * 0.001)
 
     current, members = begin(1), list[dict[str, Tensor]]()
+    require_gradient_steps("error_bars", current.stepper)
     description = {
         "loss": loss if isinstance(loss, str) or checkpoint is None else fingerprints.of_function(loss),
         "model": None if checkpoint is None else fingerprints.of_model(model),
+        "weights": None if checkpoint is None else {name: checksum(t) for name, t in held(model).items()},
+        "checksum of the bootstrap": checksum(current.run.bootstrap.counts),
         "batch_size": batch_size,
         "epochs": epochs,
         "amp": str(amp),
@@ -163,11 +184,13 @@ def error_bars(
         done, members = int(state["epoch"]), list(state["members"])
         if done > rounds * epochs:
             raise ValueError(f"{checkpoint} holds a run of more than {rounds} rounds: choose another directory.")
-        current = begin(len(members) + (done % epochs > 0))
+        current = begin(math.ceil(done / epochs))
         current.load_state_dict(state["round"])
     if not ranks.agree(done):
         raise ValueError(f"the ranks do not find the same checkpoints: {checkpoint} must be one directory for all.")
     writes = ranks.rank_and_size()[0] == 0
+    if progress and writes and done == rounds * epochs:
+        show_finished(checkpoint, f"{rounds} round{'s' * (rounds > 1)}")
     began, before = time.perf_counter(), done
     while done < rounds * epochs:
         number, epoch = divmod(done, epochs)
@@ -176,7 +199,8 @@ def error_bars(
         train = current.epoch(epoch + 1)
         done += 1
         if done % epochs == 0:
-            members.append(Members.of(list(current.run.twins), current.run.twins.partition.parameter_shapes))
+            twins = current.run.twins
+            members.append(Members.of(model, list(twins), twins.partition.parameter_shapes))
         if saved and writes:
             parts = {"members": members, "round": current.state_dict()}
             saved.save(done, {"description": pack(description), **parts})
@@ -190,9 +214,9 @@ def _estimate(model: nn.Module, run: Training, members: list[dict[str, Tensor]],
     """The model with its members, or with sigma."""
     [module] = replicate(model, own=run.twins.partition.parameter_shapes)
     estimate = Estimate(module.to(run.device), run.twins.partition.scaled(run.bootstrap.scale))
-    estimate.task = run.task
+    estimate.task, estimate.df_per_weight = run.task, run.twins.replicas - 1
     if keep == "members":
-        estimate.members = Members({name: torch.cat([own[name] for own in members]) for name in members[0]})
+        estimate.members = Members.joined(estimate.module, members)
     else:
         estimate.scale = run.matched_scale(estimate)
     return estimate

@@ -23,16 +23,15 @@ from typing import Any, SupportsIndex
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from .. import resets
 from .._core import fingerprints, ranks, seeds
-from .._core.checks import one_of, require_known, require_number, require_types, require_whole, shown
-from .._core.ranks import is_sharded
+from .._core.checks import one_of, require_number, require_types, require_whole, shown
 from .._core.states import pack, require_same, unpack
 from .._core.tensors import checksum
 from ..data.bootstrap import Bootstrap
-from ..data.loader import PairedLoader, require_map_style
+from ..data.loader import require_map_style
 from ..estimate.estimate import Estimate
 from ..estimate.prediction import TASKS, Task
 from ..twins import Twins
@@ -40,12 +39,12 @@ from . import losses, optimizers
 from .checkpoints import Checkpoints
 from .epoch import Training
 from .logs import open_log, show, show_finished
+from .options import require_amp, require_gradient_steps, require_options, require_whole_weights
 from .protocol import FIT, Protocol, complete, refuse_settings
 from .rounds import settle
 from .selection import Average, Selection
 
 MakeScheduler = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
-_OF_TRAINERS = {"accumulate_grad_batches", "gradient_accumulation_steps", "gradient_clip_val", "max_grad_norm"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,16 +149,15 @@ def fit(
         if name != "patience" or number is not None:
             require_whole(name, number, 1)
     epochs, batch_size = int(epochs), int(batch_size)
-    _check_options(options)
-    if isinstance(model, nn.Module) and any(map(is_sharded, model.parameters())):
-        raise ValueError("the model is sharded, but fit wraps twins in DDP: write the loop, and shard Twins there.")
+    refuse_settings(options, "fit")
+    require_options(fit, options)
+    require_whole_weights("fit", model)
     require_map_style(dataset)
     if bootstrap is not None and not isinstance(bootstrap, Bootstrap):
         raise TypeError(f"bootstrap must be a Bootstrap, such as Bootstrap(len(dataset)), not {shown(bootstrap)}.")
     bootstrap = _with_calibration(bootstrap, calibration, dataset, loss, seed)
     protocol = complete(protocol, FIT, "fit")
-    if not any(amp is known for known in (None, torch.bfloat16, torch.float16)):
-        raise TypeError(f"amp must be a dtype, torch.bfloat16 or torch.float16, not {shown(amp)}.")
+    require_amp(amp)
     if scheduler is not None and not callable(scheduler):
         raise TypeError("scheduler must be a function that makes one, such as lambda optimizer: StepLR(optimizer, 10).")
     optimizers.require_function(optimizer)
@@ -187,8 +185,7 @@ def fit(
     if patience is not None and not run.validates:
         raise ValueError("patience needs samples that no twin sees, and this bootstrap leaves none.")
     stepper = optimizers.make_optimizer(optimizer, [list(twin.parameters()) for twin in run.twins], lr=0.001)
-    if isinstance(stepper, torch.optim.LBFGS):
-        raise TypeError("fit takes one gradient for each step, which LBFGS is not made for: write the loop yourself.")
+    require_gradient_steps("fit", stepper)
     description: dict[str, Any] = {
         "loss": loss if isinstance(loss, str) or checkpoint is None else fingerprints.of_function(loss),
         "model": None if checkpoint is None else fingerprints.of_model(model),
@@ -221,7 +218,7 @@ def fit(
     state = saved.latest(run.device) if saved else None
     if state is not None:
         _require_keys(state, {"description"}, checkpoint)
-        then = {"control": False, **unpack(state["description"])}  # earlier versions had none
+        then = {"control": False, "spread": 0.0, **unpack(state["description"])}  # earlier versions had none
         require_same(then, description, "use the options of then, or another directory")
         _require_keys(state, {"history", "best", "average", *parts}, checkpoint)
         if len(state["history"]["epoch"]) > epochs:
@@ -258,15 +255,16 @@ def fit(
                 show(best.history, epochs)
     trained = len(best.history["epoch"])
     if progress and writes and done and done == trained:
-        show_finished(checkpoint, done, best.epoch)
+        show_finished(checkpoint, f"{done} epochs (best: {best.epoch})")
     run.update_batchnorm(best.estimate)
     if spread:
         if state is not None and "settled" in state and done == trained:
-            best.estimate.partition.sigma.copy_(state["settled"]["sigma"])
-            best.estimate.scale = float(state["settled"]["scale"])
+            settled = state["settled"]
         else:
-            settle(run, best.estimate, optimizer, max(1, round(spread * epochs)), lr=0.001)
-            save(trained, settled={"sigma": best.estimate.partition.sigma, "scale": best.estimate.scale})
+            settled = settle(run, best.estimate, optimizer, max(1, round(spread * epochs)), lr=0.001)
+            save(trained, settled=settled)  # beside the best state, from which a longer run goes on
+        best.estimate.partition.sigma.copy_(settled["sigma"])
+        best.estimate.scale = float(settled["scale"])
     if len(reserved):
         run.conformalize(best.estimate, reserved)
     return Fit(best.estimate, best.history, best.epoch, run.bootstrap)
@@ -283,19 +281,6 @@ def _with_calibration(
     if bootstrap is not None and len(bootstrap.calibration) and not isinstance(loss, str):
         raise ValueError(f"calibration needs to know what the model predicts: give the loss as {one_of(TASKS)}.")
     return bootstrap
-
-
-def _check_options(options: dict[str, Any]) -> None:
-    for name in options.keys() & {"lr", "learning_rate"}:
-        advice = f"give optimizer=lambda p: torch.optim.Adam(p, lr={shown(options[name])})"
-        raise TypeError(f"fit has no option {name!r}: {advice}.")
-    refuse_settings(options, "fit")
-    for name in options.keys() & {"share", "twin"}:  # of PairedLoader, for loops of one's own
-        raise TypeError(f"fit has no option {name!r}: it trains all twins on every rank, and divides batches itself.")
-    for name in options.keys() & _OF_TRAINERS:
-        raise TypeError(f"fit has no option {name!r}: for accumulation and clipping write the loop, with Twins.")
-    require_known(options, fit, PairedLoader, DataLoader)
-    require_types(DataLoader.__init__, options)
 
 
 def _require_keys(state: dict[str, Any], keys: set[str], checkpoint: object) -> None:

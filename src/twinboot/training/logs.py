@@ -47,11 +47,11 @@ def show_round(number: int, rounds: int, epoch: int, epochs: int, loss: float, l
     )
 
 
-def show_finished(checkpoint: object, epochs: int, best: int) -> None:
-    """Say on standard error that the run was already finished."""
+def show_finished(checkpoint: object, after: str) -> None:
+    """Say on standard error that the run was already finished, and after how much."""
     print(
-        f"{checkpoint} has this run, finished after {epochs} epochs (best: {best}): nothing was trained. To train "
-        "again, delete it or use another directory.",
+        f"{checkpoint} has this run, finished after {after}: nothing was trained. To train again, "
+        "delete it or use another directory.",
         file=sys.stderr,
         flush=True,
     )

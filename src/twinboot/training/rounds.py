@@ -41,7 +41,7 @@ class Round:
         parameters = [list(twin.parameters()) for twin in run.twins]
         self.stepper = optimizers.make_optimizer(optimizer, parameters, lr)
         for group in self.stepper.param_groups:
-            group["lr"] *= factor
+            group["lr"] = group["lr"] * factor  # not in place: a tensor would be the user's
         self.rates = [float(group["lr"]) for group in self.stepper.param_groups]
         self.schedule = falling(self.stepper, epochs * len(run.loader))
         self.scaler = torch.amp.GradScaler(run.device.type, enabled=run.amp is torch.float16)
@@ -68,11 +68,14 @@ def falling(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_sche
     )
 
 
-def settle(run: Training, estimate: Estimate, optimizer: optimizers.Make | None, epochs: int, lr: float) -> None:
-    """Give an estimate the sigma and the scale of twins that settle around its mean, on the samples of a run.
+def settle(
+    run: Training, estimate: Estimate, optimizer: optimizers.Make | None, epochs: int, lr: float
+) -> dict[str, Any]:
+    """The sigma and the scale, by name, of twins that settle around the mean of an estimate, on the samples of a run.
 
     No sample that the run held out is trained on. It is by those that the spread of the twins' predictions and that of
-    draws are compared. If the larger learning rate makes the loss infinite, a smaller one is tried.
+    draws are compared. If the larger learning rate makes the loss infinite, a smaller one is tried. If none works, they
+    are those of the estimate.
     """
     for factor in (RESTART, RESTART / 3, RESTART / 9):
         around = run.around(estimate.module, seeds.derive(run.seed, "settle"))
@@ -82,11 +85,12 @@ def settle(run: Training, estimate: Estimate, optimizer: optimizers.Make | None,
                 settling.epoch(number)
         except FloatingPointError:
             continue
-        estimate.partition.sigma.copy_(around.twins.partition.sigma * run.bootstrap.scale)
-        estimate.scale = around.matched_scale(estimate)
-        return
+        settled = Estimate(estimate.module, around.twins.partition.scaled(run.bootstrap.scale))
+        settled.task = run.task
+        return {"sigma": settled.partition.sigma, "scale": around.matched_scale(settled)}
     warnings.warn(
         "the loss became infinite while the twins settled, so the error bars have the size of sigma in training: lower "
         "the learning rate, or give spread=0 to leave this out.",
         stacklevel=3,
     )
+    return {"sigma": estimate.partition.sigma.clone(), "scale": estimate.scale}

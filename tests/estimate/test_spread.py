@@ -1,0 +1,85 @@
+"""The scale of weight noise that spreads predictions as much as the twins differ, against closed forms."""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from loops import seeded
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from twinboot.estimate.spread import DRAWS, PRECISION, WIDEST, match, values_of, variance
+from twinboot.training.epoch import Training
+from twinboot.training.protocol import FIT, Protocol, complete
+
+
+@pytest.mark.parametrize("models", [2, 3, 8])
+def test_the_variance_is_the_unbiased_one_averaged_over_inputs(models: int) -> None:
+    values = torch.randn(models, 20, 3, generator=seeded(0), dtype=torch.float64)
+    assert variance(list(values)) == pytest.approx(values.var(0).mean().item(), rel=1e-12)
+
+
+def test_two_models_have_half_their_squared_distance() -> None:
+    first, second = torch.randn(2, 50, 4, generator=seeded(1), dtype=torch.float64)
+    assert variance([first, second]) == pytest.approx(((first - second).square() / 2).mean().item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0, 3.0])
+@pytest.mark.parametrize("exact", [0.03, 1.0, 2.5, 40.0])
+def test_a_power_law_is_inverted(exact: float, power: float) -> None:
+    found = match(lambda scale: 7 * scale**power, 7 * exact**power)
+    assert abs(math.log(found / exact)) < PRECISION
+
+
+def test_a_spread_that_saturates_is_inverted_below_its_limit() -> None:
+    found = match(lambda scale: 1 - math.exp(-(scale**2)), 0.5)
+    assert abs(math.log(found / math.sqrt(math.log(2)))) < PRECISION
+
+
+def test_a_spread_that_no_noise_reaches_gets_the_widest_scale_and_a_warning() -> None:
+    with pytest.warns(UserWarning, match="no weight noise spreads the predictions as much .* scale was set to 64"):
+        assert match(lambda scale: 1 - math.exp(-(scale**2)), 2.0) == WIDEST
+
+
+def test_a_tiny_spread_is_extrapolated_as_a_square() -> None:
+    assert match(lambda scale: scale**2, 1e-8) == pytest.approx(1e-4)
+    assert match(lambda scale: scale**2, 0.0) == 0
+
+
+def test_without_sigma_the_scale_stays_1() -> None:
+    assert match(lambda scale: 0.0, 1.0) == 1
+    assert match(lambda scale: math.nan, 1.0) == 1
+
+
+def test_what_spreads_are_probabilities_means_or_values() -> None:
+    outputs = torch.randn(5, 4, generator=seeded(2))
+    torch.testing.assert_close(values_of(outputs, "classification"), outputs.double().softmax(1))
+    torch.testing.assert_close(values_of(outputs, "gaussian"), outputs[:, :2].double())
+    for task in ("regression", None):
+        torch.testing.assert_close(values_of(outputs, task), outputs.double())  # type: ignore[arg-type]
+    wrapped: Any = SimpleNamespace(logits=outputs)  # as Hugging Face models return
+    torch.testing.assert_close(values_of(wrapped, "classification"), outputs.double().softmax(1))
+
+
+def test_the_matched_scale_of_a_linear_model_is_the_closed_form() -> None:
+    """Predictions of draws have the variance (scale * sigma)^2 (|x|^2 + 1), those of twins |x (w_1 - w_2)|^2 / 2."""
+    n, wide = 400, 50
+    x = torch.randn(n, wide, generator=seeded(3))
+    data = TensorDataset(x, torch.zeros(n, 1))
+    protocol = complete(Protocol(noise=0.0), FIT, "fit")
+    run = Training(nn.Linear(wide, 1), data, "regression", protocol=protocol, batch_size=64, bootstrap=None, seed=0)
+    with torch.no_grad():
+        for seed, twin in enumerate(run.twins):
+            for p in twin.parameters():
+                p.add_(torch.randn(p.shape, generator=seeded(seed + 4)))
+    run.twins.update()
+    run.twins.partition.sigma.mul_(0.2)  # the scale has to make up for it
+    unseen = x[run.bootstrap.unseen]
+    first, second = (twin(unseen).detach() for twin in run.twins)
+    per_scale = (float(run.twins.sigma["(model)"]) ** 2) * (unseen.square().sum(1) + 1).mean().item()
+    exact = math.sqrt(((first - second).square() / 2).mean().item() / per_scale)
+    found = run.matched_scale(run.estimate())
+    # 16 draws of 51 weights: a variance with 15 * 51 degrees of freedom, and half its relative error for the scale.
+    assert abs(math.log(found / exact)) < 4 * math.sqrt(2 / ((DRAWS - 1) * (wide + 1))) / 2 + PRECISION

@@ -1,0 +1,238 @@
+"""A round: the learning rate falls to 0 along a cosine. In `fit` it changes the error bars, and not the mean model."""
+
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from loops import assert_same_bits, mlp, seeded
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from twinboot import Bootstrap, Fit, fit
+from twinboot.estimate import spread
+from twinboot.training import rounds
+from twinboot.training.epoch import Training
+from twinboot.training.protocol import FIT, Protocol, complete
+from twinboot.training.rounds import RESTART, Round, falling, settle
+
+
+def blobs(n: int = 240) -> TensorDataset:
+    labels = torch.arange(n) % 3
+    return TensorDataset(2 * torch.eye(3, 4)[labels] + torch.randn(n, 4, generator=seeded(0)), labels)
+
+
+def normed() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
+
+
+def run(model: nn.Module | None = None, bootstrap: Bootstrap | None = None) -> Training:
+    quiet = complete(Protocol(noise=0.0), FIT, "fit")
+    options: dict[str, Any] = {"protocol": quiet, "batch_size": 40, "bootstrap": bootstrap, "seed": 0}
+    return Training(mlp() if model is None else model, blobs(), "classification", **options)
+
+
+def test_the_learning_rate_falls_to_0_along_half_a_cosine() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.4)
+    schedule, rates = falling(optimizer, 8), list[float]()
+    for _ in range(10):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert rates == pytest.approx([0.2 * (1 + math.cos(math.pi * min(k, 8) / 8)) for k in range(10)])
+    assert rates[8:] == [0.0, 0.0]
+
+
+def test_a_round_takes_its_rate_times_the_factor_and_ends_at_0() -> None:
+    current = Round(run(), lambda p: torch.optim.SGD(p, 0.1), 3, lr=0.001, factor=5.0)
+    assert current.rates == [0.5]
+    for number in (1, 2, 3):
+        assert current.stepper.param_groups[0]["lr"] > 0
+        current.epoch(number)
+    assert current.stepper.param_groups[0]["lr"] == 0
+    assert Round(run(), None, 3, lr=0.002).rates == [0.002]  # of the default optimizer
+
+
+def test_a_round_restored_from_its_state_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    first = Round(run(normed()), None, 3, lr=0.01)
+    first.epoch(1)
+    torch.save(first.state_dict(), tmp_path / "round.pt")
+    second = Round(run(normed()), None, 3, lr=0.01)
+    second.load_state_dict(torch.load(tmp_path / "round.pt", weights_only=True))
+    for number in (2, 3):
+        assert first.epoch(number) == second.epoch(number)
+    assert_same_bits(first.run.twins.state_dict(), second.run.twins.state_dict())
+
+
+def test_twins_settle_around_the_mean_on_the_samples_of_the_run() -> None:
+    training = run(normed())
+    estimate = training.estimate()
+    before = {name: t.clone() for name, t in estimate.state_dict().items()}
+    found = settle(training, estimate, None, 2, lr=0.01)
+    assert_same_bits(estimate.state_dict(), before)
+    assert estimate.scale == 1
+    assert (found["sigma"] > 0).all()
+    assert 1 / spread.WIDEST < found["scale"] < spread.WIDEST
+
+
+def test_sigma_of_twins_that_divide_the_samples_is_that_of_their_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    settled: list[Training] = []
+    around = Training.around
+    monkeypatch.setattr(Training, "around", lambda *args: settled.append(around(*args)) or settled[-1])
+    training = run(bootstrap=Bootstrap(240, kind="split"))
+    found = settle(training, training.estimate(), None, 2, lr=0.01)
+    torch.testing.assert_close(found["sigma"], settled[0].twins.partition.sigma / math.sqrt(2))
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, times: int) -> list[float]:
+    """The factors of the rounds. So many of them diverge in their first epoch."""
+    tried, make = list[float](), Round.__init__
+
+    def noted(self: Round, *args: Any) -> None:
+        make(self, *args)
+        tried.append(args[-1])
+
+    epoch = Round.epoch
+
+    def diverging(self: Round, number: int) -> float:
+        if len(tried) <= times:
+            raise FloatingPointError("the loss is not finite")
+        return epoch(self, number)
+
+    monkeypatch.setattr(Round, "__init__", noted)
+    monkeypatch.setattr(Round, "epoch", diverging)
+    return tried
+
+
+@pytest.mark.parametrize("times", [0, 1, 2])
+def test_a_rate_that_diverges_is_followed_by_smaller_ones(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = run()
+    expected = None if times else settle(training, training.estimate(), None, 2, lr=0.01)
+    tried = failing(monkeypatch, times)
+    found = settle(training, training.estimate(), None, 2, lr=0.01)
+    assert tried == [RESTART / 3**k for k in range(times + 1)]
+    assert (found["sigma"] > 0).all()
+    if expected is not None:
+        assert_same_bits(found["sigma"], expected["sigma"])
+
+
+def test_where_every_rate_diverges_sigma_of_the_training_stays_and_a_warning_says_so() -> None:
+    """Gradient descent with four times the largest rate that converges: three steps stay finite, hundreds do not."""
+    x = torch.linspace(-1, 1, 200).unsqueeze(1)
+    data = TensorDataset(x, 2 * x)
+    largest = 2 / (2 * x.square().mean().item())  # of the squared error
+
+    model = nn.Linear(1, 1, bias=False)
+    options: dict[str, Any] = {"epochs": 3, "batch_size": 200, "progress": False, "protocol": Protocol(noise=0.0)}
+    options["optimizer"] = lambda parameters: torch.optim.SGD(parameters, 4 * largest)
+    plain = fit(model, data, "regression", spread=0.0, **options)
+    with pytest.warns(UserWarning, match="the loss became infinite while the twins settled.* give spread=0 to leave"):
+        found = fit(model, data, "regression", spread=400.0, **options)
+    assert found.estimate.scale == 1
+    assert_same_bits(found.estimate.state_dict(), plain.estimate.state_dict())
+
+
+QUIET: dict[str, Any] = {"progress": False, "optimizer": lambda p: torch.optim.Adam(p, 0.02), "batch_size": 40}
+
+
+@pytest.mark.parametrize("make", [mlp, normed])
+def test_the_spread_changes_the_error_bars_and_nothing_of_the_mean_model(make: Any) -> None:
+    torch.manual_seed(0)
+    plain, settled = (fit(make(), blobs(), epochs=6, spread=share, **QUIET) for share in (0.0, 0.5))
+    assert_same_bits(plain.estimate.module.state_dict(), settled.estimate.module.state_dict())
+    assert plain.best_epoch == settled.best_epoch
+    assert plain.history["unseen"] == settled.history["unseen"]
+    assert plain.estimate.scale == 1
+    assert settled.estimate.scale != 1
+    assert not torch.equal(plain.estimate.partition.sigma, settled.estimate.partition.sigma)
+
+
+@pytest.mark.parametrize(("share", "epochs"), [(0.5, 3), (0.3, 2), (0.01, 1)])
+def test_the_twins_settle_for_this_share_of_the_epochs(
+    share: float, epochs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers, epoch = list[int](), Round.epoch
+
+    def noted(self: Round, number: int) -> float:
+        numbers.append(number)
+        return epoch(self, number)
+
+    monkeypatch.setattr(Round, "epoch", noted)
+    fit(mlp(), blobs(), epochs=6, spread=share, **QUIET)
+    assert numbers == list(range(1, epochs + 1))
+
+
+def the_same(first: Fit, second: Fit) -> None:
+    assert_same_bits(first.estimate.state_dict(), second.estimate.state_dict())
+    assert first.estimate.scale == second.estimate.scale
+
+
+def test_a_finished_run_has_its_error_bars_without_any_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fit(normed(), blobs(), epochs=3, checkpoint=tmp_path, **QUIET)
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "epoch", None)  # a call would fail
+        the_same(fit(normed(), blobs(), epochs=3, checkpoint=tmp_path, **QUIET), whole)
+    the_same(whole, fit(normed(), blobs(), epochs=3, **QUIET))
+
+
+def test_a_run_that_stops_while_the_twins_settle_goes_on_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("twinboot.training.fit.settle", stop)
+        with pytest.raises(KeyboardInterrupt):
+            fit(normed(), blobs(), epochs=3, checkpoint=tmp_path, **QUIET)
+    the_same(fit(normed(), blobs(), epochs=3, checkpoint=tmp_path, **QUIET), fit(normed(), blobs(), epochs=3, **QUIET))
+
+
+def test_a_finished_run_that_is_made_longer_settles_again(tmp_path: Path) -> None:
+    fit(normed(), blobs(), epochs=3, checkpoint=tmp_path, **QUIET)
+    longer = fit(normed(), blobs(), epochs=6, checkpoint=tmp_path, **QUIET)
+    the_same(longer, fit(normed(), blobs(), epochs=6, **QUIET))
+
+
+def test_a_longer_run_whose_twins_diverge_falls_back_to_the_sigma_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not to that of the twins that settled after the shorter run."""
+    unchanged = fit(mlp(), blobs(), epochs=4, spread=0.0, **QUIET)
+    fit(mlp(), blobs(), epochs=3, checkpoint=tmp_path, **QUIET)
+    failing(monkeypatch, 99)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        longer = fit(mlp(), blobs(), epochs=4, checkpoint=tmp_path, **QUIET)
+    assert longer.best_epoch == unchanged.best_epoch
+    the_same(longer, unchanged)
+
+
+def test_another_spread_is_another_run(tmp_path: Path) -> None:
+    fit(mlp(), blobs(), epochs=2, checkpoint=tmp_path, **QUIET)
+    with pytest.raises(ValueError, match=r"spread was 0.3 and is 0.0 here; use the options of then"):
+        fit(mlp(), blobs(), epochs=2, spread=0.0, checkpoint=tmp_path, **QUIET)
+
+
+@pytest.mark.parametrize(("value", "error"), [(-0.1, ValueError), (math.inf, ValueError), ("x", TypeError)])
+def test_a_spread_that_is_no_share_gets_a_sentence(value: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"^spread must be a (finite )?number[^.]*(\.1)?\.$"):
+        fit(mlp(), blobs(), epochs=2, spread=value, **QUIET)
+
+
+def test_draws_of_a_fitted_model_spread_as_the_twins_that_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    settled: list[Training] = []
+    around = Training.around
+    monkeypatch.setattr(rounds.Training, "around", lambda *args: settled.append(around(*args)) or settled[-1])
+    found = fit(mlp(), blobs(), epochs=6, **QUIET)
+    [twins] = [training.twins.eval() for training in settled]
+    x = blobs().tensors[0][found.bootstrap.unseen]
+    first, second = (twin(x).softmax(1).detach() for twin in twins)
+    apart = ((first - second).square() / 2).mean()
+    drawn = found.estimate.predict(x, samples=400).std.square().mean()
+    assert abs(drawn / apart - 1) < 4 * math.sqrt(2 / (spread.DRAWS - 1))  # the search has so many draws
