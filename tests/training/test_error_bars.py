@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils.data import TensorDataset
 
-from twinboot import Bootstrap, Estimate, error_bars
+from twinboot import Bootstrap, Estimate, error_bars, fit
 from twinboot.training.checkpoints import Checkpoints
 from twinboot.training.epoch import Training
 
@@ -462,6 +462,20 @@ def test_every_bad_argument_gets_one_sentence(change: dict[str, Any], said: str)
     with pytest.raises((TypeError, ValueError), match=re.escape(said)) as caught:
         bars(**{"model": mlp(), **change})
     assert "\n" not in str(caught.value)
+
+
+def bars_of_ranks() -> list[Any]:
+    torch.manual_seed(0)
+    model = trained(normed())
+    members, sigma = (bars(model, keep=keep) for keep in ("members", "sigma"))
+    fitted = fit(model, blobs(), epochs=2, batch_size=16, progress=False).estimate
+    return [members.state_dict(), sigma.state_dict(), sigma.scale, fitted.state_dict(), fitted.scale]
+
+
+def test_under_torchrun_all_ranks_have_the_same_error_bars() -> None:
+    first, second = together(bars_of_ranks)
+    assert_same_bits(first, second)
+    assert len({tuple(own.flatten().tolist()) for own in first[0]["members.0"]}) == 4
 
 
 def bars_of_shards() -> None:

@@ -198,7 +198,7 @@ def error_bars(
             current = begin(number + 1, current.run.twins)
         train = current.epoch(epoch + 1)
         done += 1
-        if done % epochs == 0:
+        if done % epochs == 0 and (saved or keep == "members"):  # a checkpoint serves either kind
             twins = current.run.twins
             members.append(Members.of(model, list(twins), twins.partition.parameter_shapes))
         if saved and writes:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .. import resets
-from .._core import seeds
+from .._core import ranks, seeds
 from ..estimate.estimate import Estimate
 from . import optimizers
 from .epoch import Training
@@ -47,7 +47,11 @@ class Round:
         self.scaler = torch.amp.GradScaler(run.device.type, enabled=run.amp is torch.float16)
 
     def epoch(self, number: int) -> float:
-        return self.run.epoch(number, self.stepper, self.scaler, resets.never(), self.schedule)
+        loss = self.run.epoch(number, self.stepper, self.scaler, resets.never(), self.schedule)
+        if ranks.rank_and_size()[1] > 1:  # each rank has BatchNorm statistics of the last batch that it read
+            for buffer in (b for twin in self.run.twins for b in twin.buffers() if b.is_floating_point()):
+                buffer.copy_(ranks.mean(buffer))
+        return loss
 
     def _parts(self) -> dict[str, Any]:
         parts = {"twins": self.run.twins, "optimizer": self.stepper, "loader": self.run.loader}
