@@ -507,3 +507,15 @@ def test_tied_weights_stay_tied() -> None:
     assert estimate.members.names == ("0.weight", "0.bias", "2.bias")
     drawn = estimate.sample()
     assert drawn[0].weight is drawn[2].weight  # type: ignore[index]
+
+
+def test_calibration_samples_give_prediction_sets() -> None:
+    estimate = bars(trained(), calibration=blobs(60, seed=1))
+    x, labels = blobs(300, seed=2).tensors
+    sets = estimate.predict(x).set(0.8)
+    inside = sets.gather(1, labels[:, None]).double().mean().item()
+    # The guarantee is over calibration samples, too; for 60 of them the coverage has a standard deviation of
+    # sqrt(0.8 * 0.2 / 62) = 0.05, and that of 300 new samples adds 0.02.
+    assert inside > 0.8 - 4 * 0.055
+    with pytest.raises(ValueError, match="calibration needs to know what the model predicts: give the loss as"):
+        bars(trained(), loss=lambda output, target: output.sum(1), calibration=blobs(60, seed=1))

@@ -151,7 +151,7 @@ class Estimate(nn.Module):
         Args:
             x: a tensor, or a tuple or mapping of tensors (the model's arguments), with the inputs along dimension 0.
             samples: number of draws of the weights, by default 32; 0 predicts with `module` alone. Of an estimate with
-                members, at most so many of them, by default all.
+                members, at most so many of them, the last ones; by default all.
             task: `"classification"`: the model returns logits along dimension 1, and probabilities are averaged over
                 the draws. `"regression"`: it returns values. `"gaussian"`: it returns means, then as many
                 log-variances, along the last dimension. An object with an attribute `logits` may hold any of these.
@@ -223,7 +223,7 @@ class Estimate(nn.Module):
     def _draws(self, samples: int, seed: int) -> list[int]:
         """The seeds of draws, or the numbers of members."""
         if self.members is not None:
-            return list(range(samples))
+            return list(range(len(self.members) - samples, len(self.members)))
         return [seeds.derive(seed, "predict", s) for s in range(samples)]
 
     def _predict(
@@ -250,8 +250,8 @@ class Estimate(nn.Module):
         if not draws:
             yield {}
         elif self.members is not None:
-            for start in range(0, len(draws), stacked or 1):
-                yield self.members[start if stacked is None else slice(start, min(start + stacked, len(draws)))]
+            for start in range(draws[0], len(self.members), stacked or 1):
+                yield self.members[start if stacked is None else slice(start, start + stacked)]
         elif stacked is None:
             yield from (self._draw(seed, scale) for seed in draws)
         else:

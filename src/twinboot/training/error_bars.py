@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from .._core import fingerprints, ranks, seeds
-from .._core.checks import require_one_of, require_types, require_whole, shown
+from .._core.checks import one_of, require_one_of, require_types, require_whole, shown
 from .._core.copies import held, replicate
 from .._core.states import pack, require_same, unpack
 from .._core.tensors import checksum
@@ -40,7 +40,7 @@ from ..data.bootstrap import Bootstrap
 from ..data.loader import require_map_style
 from ..estimate.estimate import Estimate
 from ..estimate.members import Members
-from ..estimate.prediction import Task
+from ..estimate.prediction import TASKS, Task
 from ..groups import Grouping
 from ..twins import Twins
 from . import losses, optimizers
@@ -66,6 +66,7 @@ def error_bars(
     optimizer: optimizers.Make | None = None,
     batch_size: int = 64,
     bootstrap: Callable[[int], Bootstrap] | None = None,
+    calibration: Dataset[Any] | None = None,
     seed: SupportsIndex = 0,
     device: str | int | torch.device | None = None,
     amp: torch.dtype | None = None,
@@ -95,6 +96,9 @@ def error_bars(
         batch_size: that of the training.
         bootstrap: a function that makes a `Bootstrap` from a seed. Default: `lambda seed: Bootstrap(len(dataset),
             seed=seed)`.
+        calibration: samples that the model was not trained on, and that chose nothing, for `prediction.set()` or
+            `prediction.conformal_interval()` with a guaranteed coverage (`Estimate.conformalize`). Those of `dataset`
+            do not serve, because the model has seen them all. Needs a loss that is given by its name.
         seed, device, amp, progress: as in `fit`.
         checkpoint: a directory. A run that was stopped resumes from it, bit for bit.
         options: passed to `PairedLoader`, such as `num_workers`.
@@ -120,6 +124,8 @@ def error_bars(
             "bootstrap must be a function of a seed, such as lambda seed: Bootstrap(n, seed=seed), because each round "
             f"draws new samples, not {shown(bootstrap)}."
         )
+    if calibration is not None and not isinstance(loss, str):
+        raise ValueError(f"calibration needs to know what the model predicts: give the loss as {one_of(TASKS)}.")
     optimizers.require_function(optimizer)
     require_amp(amp)
     if "control" in options:
@@ -207,7 +213,10 @@ def error_bars(
         if progress and writes:
             left = (time.perf_counter() - began) / (done - before) * (rounds * epochs - done)
             show_round(number + 1, rounds, epoch + 1, epochs, train, left)
-    return _estimate(model, current.run, members, keep)
+    estimate = _estimate(model, current.run, members, keep)
+    if calibration is not None:
+        estimate.conformalize(calibration, batch_size=batch_size)
+    return estimate
 
 
 def _estimate(model: nn.Module, run: Training, members: list[dict[str, Tensor]], keep: Keep) -> Estimate:
