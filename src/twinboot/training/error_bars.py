@@ -14,8 +14,7 @@ as much as the twins do.
 Why the learning rate starts anew in each round: at the end of training it is so small that twins would barely move,
 and the spread would be too small. Why it falls to 0: otherwise the members differ by the last steps of the optimizer.
 Why the twins go on from round to round, instead of starting from the model each time: twins that start from one point
-need time to forget it. After one round of a fifth of the training, their predictions differ by about 0.7 of the true
-spread, and after four by 1.0 to 1.1 (docs/results/truth.md).
+need time to forget it, and their predictions differ more after each round.
 """
 
 from __future__ import annotations
