@@ -313,3 +313,17 @@ def test_the_snippet_for_lightning_runs(page: str) -> None:
     names["Trainer"] = partial(pl.Trainer, accelerator="cpu", **dict.fromkeys(quiet, False))
     exec(block_with(page, "TwinModule"), names)
     assert all(sigma > 0 for sigma in names["twins"].twins.sigma.values())
+
+
+def test_the_sizes_of_error_bars_are_those_of_the_generated_page() -> None:
+    page = (ROOT / "docs" / "results" / "truth-fashion.md").read_text()
+    readme = " ".join((ROOT / README).read_text().split())
+    ranges = {}
+    for name in ("fit", "error_bars"):
+        found = re.search(rf"The spread of {name} is .*<br>\n +In \d+ of 12: (.*)", page)
+        assert found
+        means = re.findall(r"(\d\.\d\d) ±", found[1])
+        assert len(means) == 12
+        ranges[name] = f"{min(means)} to {max(means)} times"
+    assert f"`error_bars` spreads predictions by {ranges['error_bars']}" in readme
+    assert f"`fit` by {ranges['fit']}" in readme
