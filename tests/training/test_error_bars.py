@@ -92,6 +92,13 @@ def test_a_seed_gives_the_same_bits_and_another_one_others(keep: Any) -> None:
     assert not torch.equal(first[changes], other[changes])
 
 
+def test_a_rate_with_which_the_twins_unlearn_gets_a_warning_at_the_line_of_the_caller() -> None:
+    model = trained()
+    with pytest.warns(UserWarning, match="training loss of .* the model has .* lower the learning rate, or") as found:
+        error_bars(model, blobs(), optimizer=lambda p: torch.optim.SGD(p, 30.0), rounds=1, epochs=1, progress=False)
+    assert [warning.filename for warning in found] == [__file__]
+
+
 @pytest.mark.parametrize(("rounds", "replicas"), [(1, 2), (3, 2), (2, 3)])
 def test_each_round_adds_its_twins_as_members(rounds: int, replicas: int) -> None:
     model = trained()

@@ -16,7 +16,7 @@ from twinboot.estimate import spread
 from twinboot.training import rounds
 from twinboot.training.epoch import Training
 from twinboot.training.protocol import FIT, Protocol, complete
-from twinboot.training.rounds import RESTART, Round, falling, settle
+from twinboot.training.rounds import FAR, LOWER, NATS, RESTART, Round, Settled, falling, is_above, settle, settle_around
 
 
 def blobs(n: int = 240) -> TensorDataset:
@@ -133,6 +133,64 @@ def test_where_every_rate_diverges_sigma_of_the_training_stays_and_a_warning_say
         found = fit(model, data, "regression", spread=400.0, **options)
     assert found.estimate.scale == 1
     assert_same_bits(found.estimate.state_dict(), plain.estimate.state_dict())
+
+
+@pytest.mark.parametrize("task", ["classification", "gaussian", "regression", None])
+@pytest.mark.parametrize("before", [-1.0, 0.001, 1.0])
+def test_a_loss_is_above_by_a_factor_and_a_likelihood_also_by_a_difference(before: float, task: Any) -> None:
+    by = max((FAR - 1) * abs(before), NATS if task in ("classification", "gaussian") else 0.0)
+    assert is_above(before + 1.01 * by, before, FAR, task)
+    assert not is_above(before + 0.99 * by, before, FAR, task)
+    assert not is_above(before - 1, before, FAR, task)
+    assert is_above(math.nan, before, FAR, task)
+
+
+@pytest.mark.parametrize(
+    ("losses", "tried"),
+    [((LOWER, 9, 9), 1), ((9, LOWER, 9), 2), ((9, None, LOWER), 3), ((9, 9, FAR), 3), ((9, FAR, None), 3)],
+)
+def test_the_largest_rate_with_which_twins_stay_good_is_taken(losses: tuple[float | None, ...], tried: int) -> None:
+    """And where the last ones are between the two limits, the last of them that stayed finite, without a warning."""
+    factors = list[float]()
+
+    def attempt(factor: float) -> Settled[float]:
+        factors.append(factor)
+        if (loss := losses[len(factors) - 1]) is None:
+            raise FloatingPointError("the loss is not finite")
+        return Settled(factor, before=1.0, after=loss)
+
+    last_finite = max(k for k in range(tried) if losses[k] is not None)
+    assert settle_around(attempt, None, stacklevel=1) == factors[last_finite]
+    assert factors == [RESTART / 3**k for k in range(tried)]
+
+
+def test_twins_that_are_worse_at_each_rate_are_used_with_a_warning() -> None:
+    with pytest.warns(
+        UserWarning, match=r"a training loss of 3, and the model has 1 on .*: lower the learning rate, or"
+    ):
+        found = settle_around(lambda factor: Settled(factor, 1.0, 3.0), None, stacklevel=1)
+    assert found == RESTART / 9
+
+
+def test_the_losses_of_a_round_are_of_the_twins_own_samples_in_evaluation_mode() -> None:
+    training = run(normed())
+    current = Round(training, None, 2, lr=0.01)
+    current.epoch(1)
+    model, (x, y) = normed().eval(), blobs().tensors
+    before, after = current.losses(model)
+    for found, models in ((before, [model, model]), (after, [twin.eval() for twin in training.twins])):
+        own = [counts.nonzero().squeeze(1) for counts in training.bootstrap.counts]
+        values = [
+            nn.functional.cross_entropy(m(x[i]), y[i], reduction="none") for m, i in zip(models, own, strict=True)
+        ]
+        assert found == pytest.approx(torch.cat(values).mean().item(), rel=1e-5)
+
+
+def test_fit_warns_at_the_line_of_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Round, "losses", lambda self, model: (1.0, 3.0))
+    with pytest.warns(UserWarning, match="the twins ended with a training loss of 3.*or give a larger spread") as found:
+        fit(mlp(), blobs(), epochs=2, **QUIET)
+    assert found[0].filename == __file__
 
 
 QUIET: dict[str, Any] = {"progress": False, "optimizer": lambda p: torch.optim.Adam(p, 0.02), "batch_size": 40}

@@ -10,11 +10,20 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from .._core.batches import copied
+from .._core.copies import call
+from .._core.seeds import own_randomness
 from .prediction import Task
+
+if TYPE_CHECKING:
+    from .estimate import Estimate
 
 DRAWS = 16  # for a spread: its square is then known to 1 / sqrt(15) for one input, and far better for their mean
 WIDEST = 64.0  # scales from 1 / WIDEST to WIDEST are searched
@@ -30,16 +39,18 @@ def values_of(outputs: Tensor, task: Task | None) -> Tensor:
     return outputs.chunk(2, -1)[0] if task == "gaussian" else outputs
 
 
-def variance(values: Sequence[Tensor]) -> float:
-    """The variance over models, averaged over the inputs and outputs.
+def variance(values: Iterable[Tensor]) -> float:
+    """The variance over models, averaged over the inputs and outputs. The values of one model at a time are in memory.
 
-    >>> import torch
     >>> variance([torch.tensor([[1.0], [5.0]]), torch.tensor([[3.0], [5.0]])])  # (1 - 3)^2 / 2 and 0
     1.0
     """
-    center = sum(values[1:], values[0]) / len(values)
-    squares = sum(((v - center).square().mean().item() for v in values), 0.0)
-    return squares / (len(values) - 1)
+    number, center, squares = 0, torch.zeros(()), torch.zeros(())
+    for number, value in enumerate(values, start=1):  # Welford's algorithm
+        apart = value - center
+        center = center + apart / number
+        squares = squares + apart * (value - center)
+    return squares.mean().item() / (number - 1)
 
 
 def match(spread: Callable[[float], float], target: float) -> float:
@@ -63,3 +74,24 @@ def match(spread: Callable[[float], float], target: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if spread(math.exp(middle)) < target else (low, middle)
     return math.exp((low + high) / 2)
+
+
+@torch.no_grad()
+def matched_scale(
+    estimate: Estimate, twins: Iterable[nn.Module], inputs: Iterable[Any], seed: int, factor: float = 1.0
+) -> float:
+    """The scale with which draws of an estimate spread the predictions for some inputs as much as the twins do, times
+    `factor` (`Bootstrap.scale`). `inputs` are batches, the same each time that they are read."""
+    device = estimate.partition.sigma.device
+
+    def values(run: Callable[[Any], Any]) -> Tensor:
+        with own_randomness(device, seed, "spread"):  # for a model with random layers
+            # Copies, as a model may write into its input.
+            return torch.cat([values_of(run(copied(x, device)), estimate.task).flatten() for x in inputs])
+
+    def by_draws(scale: float) -> float:
+        return variance(values(draw) for draw in estimate._runs(DRAWS, scale, seed))
+
+    for twin in (twins := list(twins)):
+        twin.eval()
+    return match(by_draws, variance(values(partial(call, twin)) for twin in twins) * factor**2)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from torch.utils.data import Subset
 
 from .._core import ranks
 from .._core.batches import finite_check_is_due, moved, usable
-from .._core.copies import call
 from .._core.seeds import alone, own_randomness
 from ..data.bootstrap import Bootstrap
 from ..data.loader import PairedLoader
@@ -180,26 +178,20 @@ class Training:
         values = self.loss(output, target)
         return values, (output.argmax(1) == target).flatten() if self.classifies else values
 
-    @torch.no_grad()
     def matched_scale(self, estimate: Estimate) -> float:
         """The scale with which the estimate's draws spread the predictions of out-of-bag samples as much as the twins
         do (estimate/spread.py)."""
-        samples = self.bootstrap.unseen if self.validates else torch.arange(self.bootstrap.n)
-        order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(self.seed))  # data may be sorted
-        batches = self.validation.batches(samples[order[:ENOUGH]])
+        batches = [tuple(self._moved(batch)[:-1]) for batch in self.validation.spread_batches()]
+        return spread.matched_scale(estimate, self.twins, batches, self.seed, self.bootstrap.scale)
 
-        def values(run: Callable[[Any], Any]) -> Tensor:
-            with own_randomness(self.device, self.seed, "spread"):  # for a model with random layers
-                return torch.cat(
-                    [spread.values_of(run(tuple(self._moved(batch)[:-1])), self.task) for batch in batches]
-                )
+    def loss_of(self, models: Iterable[nn.Module]) -> float:
+        """The mean loss of models on the twins' own samples, one model for each twin, in evaluation mode."""
 
-        def by_draws(scale: float) -> float:
-            return spread.variance([values(draw) for draw in estimate._runs(spread.DRAWS, scale, self.seed)])
+        def run(model: nn.Module, batch: Any, number: int) -> tuple[float, int]:
+            values = self._loss_and_hit(model, batch, number)[0]
+            return values.mean().item(), len(values)
 
-        self.twins.eval()
-        apart = spread.variance([values(partial(call, twin)) for twin in self.twins])
-        return spread.match(by_draws, apart * self.bootstrap.scale**2)
+        return self.validation.loss_in_training(models, run, self.device)
 
     def conformalize(self, estimate: Estimate, calibration: Tensor, samples: int | None = None) -> None:
         """Calibrate prediction sets or intervals by some samples. The noise of values comes from the other out-of-bag

@@ -48,7 +48,7 @@ from .epoch import Training
 from .logs import show_finished, show_round
 from .options import require_amp, require_gradient_steps, require_options, require_whole_weights
 from .protocol import FIT, Protocol, complete
-from .rounds import RESTART, Round
+from .rounds import RESTART, Round, warn_if_far_above
 
 Keep = Literal["members", "sigma"]
 
@@ -89,9 +89,9 @@ def error_bars(
             predictions are uncertain. `"sigma"` keeps one number per group of weights.
         groups: which weights share one sigma, as in `Twins`.
         optimizer: a function that makes an optimizer from parameters. Give the optimizer of the training with about
-            five times its learning rate. In each round the rate falls to 0 along a cosine. If the loss at the end of
-            a round is far above that of the model, the rate was too large. By default Adam with a learning rate of
-            0.005.
+            five times its learning rate. In each round the rate falls to 0 along a cosine. If the training loss of
+            the twins ends far above that of the model, a warning says so: then the rate was too large, or the rounds
+            too short. By default Adam with a learning rate of 0.005.
         batch_size: that of the training.
         bootstrap: a function that makes a `Bootstrap` from a seed. Default: `lambda seed: Bootstrap(len(dataset),
             seed=seed)`.
@@ -212,10 +212,20 @@ def error_bars(
         if progress and writes:
             left = (time.perf_counter() - began) / (done - before) * (rounds * epochs - done)
             show_round(number + 1, rounds, epoch + 1, epochs, train, left)
+    if done > before:  # not after each round: twins may need more than one to learn again what a large rate undid
+        _warn_if_worse(current, model)
     estimate = _estimate(model, current.run, members, keep)
     if calibration is not None:
         estimate.conformalize(calibration, batch_size=batch_size)
     return estimate
+
+
+def _warn_if_worse(current: Round, model: nn.Module) -> None:
+    """Compare the twins at the end of a round with the model."""
+    [copied] = replicate(model)
+    before, after = current.losses(copied.to(current.run.device))
+    advice = "lower the learning rate, or give more epochs"
+    warn_if_far_above(after, before, current.run.task, advice, stacklevel=3)
 
 
 def _estimate(model: nn.Module, run: Training, members: list[dict[str, Tensor]], keep: Keep) -> Estimate:

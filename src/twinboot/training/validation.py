@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +17,7 @@ from ..data.bootstrap import Bootstrap
 from ..estimate.statistics import refill_statistics
 
 ENOUGH = 1024  # samples for the BatchNorm statistics in validation: an error of 3 %, and less for images
+FEW = 256  # samples of each twin by which two losses are compared: enough to see that one is far above the other
 # The options of a training loader that say how samples are fetched.
 PASSED_ON = ("collate_fn", "num_workers", "pin_memory", "worker_init_fn", "multiprocessing_context", "timeout")
 Found = TypeVar("Found")
@@ -57,6 +58,12 @@ class Validation:
         seed = seeds.derive(self.seed, "judge")  # of the batches
         return Batches(self.dataset, samples, self.batch_size, seed, self.options)
 
+    def spread_batches(self, at_most: int = ENOUGH) -> Batches:
+        """Out-of-bag samples to compare spreads by. Where no sample is out-of-bag, any samples."""
+        samples = self.bootstrap.unseen if len(self.bootstrap.unseen) else torch.arange(self.bootstrap.n)
+        order = torch.randperm(len(samples), generator=torch.Generator().manual_seed(self.seed))  # data may be sorted
+        return self.batches(samples[order[:at_most]])
+
     def seen_batches(self, at_most: int | None = None) -> Iterator[Any]:
         """The samples that some twin sees, or at most this many of them. Nothing is made before the first batch."""
         # In random order: a batch of one class, as in a sorted dataset, would have too small a variance.
@@ -73,11 +80,28 @@ class Validation:
     def unseen_loss(self, module: nn.Module, run: Run[tuple[float, int]], device: torch.device) -> float:
         """The mean out-of-bag loss. `run` returns the mean loss of a batch and its number of samples; the result is
         NaN if that is 0 for all batches."""
-        found = self.unseen(module, run, device)
-        samples = sum(size for _, size in found)
-        return sum(loss * size for loss, size in found) / samples if samples else math.nan
+        return _mean(self.unseen(module, run, device))
+
+    def loss_in_training(self, models: Iterable[nn.Module], run: Run[tuple[float, int]], device: torch.device) -> float:
+        """The mean loss of models in evaluation mode, each on some samples that the twin in its place trains on. `run`
+        is as in `unseen_loss`."""
+        found = []
+        for replica, model in enumerate(models):
+            own = self.bootstrap.counts[replica].nonzero().squeeze(1)
+            seed = seeds.derive(self.seed, "few", replica)
+            few = own[torch.randperm(len(own), generator=torch.Generator().manual_seed(seed))[:FEW]]
+            model.eval()
+            with own_randomness(device, self.seed, "few"), torch.no_grad():
+                found += [run(model, batch, number) for number, batch in enumerate(self.batches(few))]
+        return _mean(found)
 
     def update_batchnorm(self, module: nn.Module, run: Run[Any], device: torch.device, at_most: int | None) -> None:
         """Compute a module's own BatchNorm statistics, from the samples that some twin sees or at most this many."""
         with own_randomness(device, self.seed, "statistics"):
             refill_statistics(module, self.seen_batches(at_most), run)
+
+
+def _mean(found: list[tuple[float, int]]) -> float:
+    """The mean of batches' losses, weighted by their sizes; NaN without samples."""
+    samples = sum(size for _, size in found)
+    return sum(loss * size for loss, size in found) / samples if samples else math.nan
