@@ -85,6 +85,17 @@ def trained() -> tuple[Estimate, TensorDataset, Bootstrap]:
     return estimate, data, Bootstrap(60)
 
 
+@pytest.mark.parametrize("scale", [0.37, 1.0])
+def test_with_keep_scale_only_the_temperature_is_chosen(scale: float) -> None:
+    estimate, data, _ = trained()
+    estimate.scale = scale
+    loss = estimate.calibrate(data, keep_scale=True)
+    assert estimate.scale == scale
+    assert estimate.temperature != 1
+    x, y = data.tensors
+    assert estimate.predict(x).nll(y).mean().item() == pytest.approx(loss, rel=1e-4)
+
+
 class Watched(Dataset[Any]):
     def __init__(self, data: TensorDataset) -> None:
         self.data, self.read = data, set[int]()

@@ -28,6 +28,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 from twinboot import Estimate, Protocol
+from twinboot.estimate import calibration
 from twinboot.integrations import sklearn as integration
 from twinboot.integrations.sklearn import (
     Rows,
@@ -219,6 +220,39 @@ def test_classes_may_be_strings() -> None:
     assert model.score(x, names) > 0.9
     np.testing.assert_allclose(model.predict_proba(x).sum(1), 1)
     np.testing.assert_array_equal(model.predict(x), model.classes_[model.predict_proba(x).argmax(1)])
+
+
+def test_the_spread_of_a_regressor_is_matched_by_default_and_its_mean_network_stays_the_same() -> None:
+    x, y = values()
+    plain, usual, given = (regressor(spread=spread).fit(x, y) for spread in (0.0, None, 0.3))
+    assert plain.estimate_.scale == 1
+    assert usual.estimate_.scale != 1
+    assert usual.estimate_.scale == given.estimate_.scale
+    for name, tensor in plain.estimate_.module.state_dict().items():
+        assert torch.equal(usual.estimate_.module.state_dict()[name], tensor)
+    assert not torch.equal(plain.estimate_.partition.sigma, usual.estimate_.partition.sigma)
+
+
+def test_the_spread_of_a_classifier_is_matched_on_demand_and_calibration_keeps_it() -> None:
+    x, y = values(600)
+    y = np.digitize(y, [0.0])
+    usual, matched = classifier().fit(x, y), classifier(spread=0.3).fit(x, y)
+    assert usual.estimate_.scale in calibration.SCALES
+    assert matched.estimate_.scale not in calibration.SCALES
+    assert matched.estimate_.temperature != 1
+
+
+def test_without_draws_or_with_equal_targets_no_twins_settle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twinboot.training.fit.settle", None)  # a call would fail
+    x, y = values()
+    regressor(samples=0).fit(x, y)
+    regressor().fit(x, np.full(len(y), 3.0))
+
+
+@pytest.mark.parametrize("value", [-0.1, math.inf, "x"])
+def test_a_spread_that_is_no_share_gets_a_sentence(value: Any) -> None:
+    with pytest.raises((ValueError, TypeError), match=r"^spread must be a (finite )?number"):
+        regressor(spread=value).fit(*values())
 
 
 def test_the_temperature_is_calibrated_if_enough_rows_are_out_of_bag() -> None:

@@ -282,6 +282,7 @@ class Estimate(nn.Module):
         *,
         samples: int | None = None,
         task: Task | None = None,
+        keep_scale: bool = False,
         batch_size: int = 256,
         seed: SupportsIndex = 0,
         **options: Any,
@@ -296,6 +297,8 @@ class Estimate(nn.Module):
         Args:
             dataset: samples that no twin saw, `Subset(dataset, bootstrap.unseen)`. Training samples would make the
                 model overconfident.
+            keep_scale: choose the temperature alone, and keep the scale that twins gave (`fit(spread=...)`). The scale
+                that predicts best need not be the one with which error bars have the right size.
             samples, task, batch_size, seed: as in `predict`.
             options: of `torch.utils.data.DataLoader`, such as the `collate_fn` of training.
         """
@@ -325,9 +328,10 @@ class Estimate(nn.Module):
                 raise ValueError("the model gives outputs that are not finite for these samples: look for bad ones.")
             before = of_mean if task == "classification" else outputs(1.0)
             target = calibration.target_of(task, targets.to(device), before)
-            scales = calibration.SCALES if self.members is None else (1.0,)
+            keeps = keep_scale or self.members is not None
+            scales = (self._scale(None),) if keeps else calibration.SCALES
             self.temperature, self.scale, loss = calibration.minimize(outputs, target, scales)
-        if self.scale == 0:
+        if self.scale == 0 and not keep_scale:
             left = "have the spread of dropout alone" if self.dropout else "are now all the same and their spread is 0"
             warnings.warn(
                 f"these samples are predicted best without weight noise, so the draws of `predict` {left}: to keep the "

@@ -59,6 +59,7 @@ class _TwinBoot(BaseEstimator):  # type: ignore[misc]
     """What the two estimators share: parameters, checks and training."""
 
     _task: Task
+    _spread: float  # the default share of the epochs in which twins settle
     _sets_rows_aside: bool  # whether half of the out-of-bag rows are set aside for calibration
     _fit: Callable[..., None]
 
@@ -72,6 +73,7 @@ class _TwinBoot(BaseEstimator):  # type: ignore[misc]
         batch_size: int | Literal["auto"] = "auto",
         learning_rate: float = 0.01,
         protocol: Protocol | None = None,
+        spread: float | None = None,
         samples: int = 32,
         random_state: int | np.random.RandomState | None = None,
         verbose: bool = False,
@@ -92,6 +94,9 @@ class _TwinBoot(BaseEstimator):  # type: ignore[misc]
             learning_rate: Learning rate of Adam.
             protocol: The settings of the method, as in `twinboot.fit`. By default `groups` is `"unit"` and `mode` is
                 `"centered"`.
+            spread: After training, twins settle around the estimate for this share of `epochs`, as in `twinboot.fit`.
+                Draws of the weights then spread predictions as much as these twins do. 0 leaves it out. None is 0.3 for
+                regression, and 0 for classification, where such draws predict worse (docs/spread.md).
             samples: Number of draws of the weights for a prediction. 0 uses the mean of the twins.
             random_state: Seed of everything random. None draws a seed.
             verbose: Whether to print a line for each epoch to standard error.
@@ -103,6 +108,7 @@ class _TwinBoot(BaseEstimator):  # type: ignore[misc]
         self.batch_size = batch_size
         self.learning_rate = learning_rate
         self.protocol = protocol
+        self.spread = spread
         self.samples = samples
         self.random_state = random_state
         self.verbose = verbose
@@ -172,8 +178,14 @@ class _TwinBoot(BaseEstimator):  # type: ignore[misc]
         if not isinstance(self.batch_size, str) or self.batch_size != "auto":
             require_whole("batch_size", self.batch_size, 1, '; "auto" chooses one')
         require_number("learning_rate", self.learning_rate, positive=True)
+        if self.spread is not None:
+            require_number("spread", self.spread)
         if not isinstance(self.verbose, (bool, np.bool_, Integral)):
             raise TypeError(f"verbose must be True or False, not {shown(self.verbose)}.")
+
+    def _share(self) -> float:
+        """Of the epochs in which twins settle."""
+        return self._spread if self.spread is None else float(self.spread)
 
     def _seed(self) -> int:
         try:
@@ -209,8 +221,7 @@ class _TwinBoot(BaseEstimator):  # type: ignore[misc]
             batch_size=min(batch_size, 2**31),  # more than any table has, and small enough to compute with
             protocol=complete(self.protocol, SCIKIT_LEARN, type(self).__name__),
             bootstrap=split.bootstrap,
-            # Temperature and intervals are calibrated by out-of-bag rows afterwards, whatever the size of sigma.
-            spread=0.0,
+            spread=self._share() if self.samples and np.ptp(rows.y[seen]) else 0.0,  # else nothing spreads
             seed=seed,
             progress=bool(self.verbose),
         )
@@ -286,6 +297,7 @@ class TwinBootClassifier(ClassifierMixin, _TwinBoot):  # type: ignore[misc]
     """
 
     _task = "classification"
+    _spread = 0.0
     _sets_rows_aside = False
 
     def _fit(self, x: Floats, y: NDArray[Any], weight: Floats) -> None:
@@ -302,7 +314,8 @@ class TwinBootClassifier(ClassifierMixin, _TwinBoot):  # type: ignore[misc]
             inputs, labels = self._standardize(rows.x).float()[unseen], torch.from_numpy(rows.y).long()[unseen]
             with warnings.catch_warnings():  # that the best scale is 0: the user did not ask for calibration
                 warnings.simplefilter("ignore")
-                self.estimate_.calibrate(TensorDataset(inputs, labels), samples=self.samples, seed=self.seed_)
+                unseen_rows, matched = TensorDataset(inputs, labels), self._share() > 0
+                self.estimate_.calibrate(unseen_rows, samples=self.samples, keep_scale=matched, seed=self.seed_)
 
     def predict_proba(self, X: Any) -> Floats:
         """Predict class probabilities [rows, classes], in the order of `classes_`."""
@@ -335,6 +348,7 @@ class TwinBootRegressor(RegressorMixin, _TwinBoot):  # type: ignore[misc]
     """
 
     _task = "regression"
+    _spread = 0.3
     _sets_rows_aside = True
 
     def _fit(self, x: Floats, y: NDArray[Any], weight: Floats) -> None:
