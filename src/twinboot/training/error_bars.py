@@ -1,7 +1,7 @@
 """Error bars for a model that is already trained.
 
-two twins start from the model
 for each round:
+    two twins of the model, with a part of their weights drawn anew
     two new bootstrap samples
     for each epoch, for each pair of batches:
         losses, gradients, a step; the learning rate falls to 0 over the round
@@ -13,8 +13,9 @@ as much as the twins do.
 
 Why the learning rate starts anew in each round: at the end of training it is so small that twins would barely move,
 and the spread would be too small. Why it falls to 0: otherwise the members differ by the last steps of the optimizer.
-Why the twins go on from round to round, instead of starting from the model each time: twins that start from one point
-need time to forget it, and their predictions differ more after each round.
+Why a part of the weights is drawn anew: a model that is trained on other data also starts from other random weights.
+Twins that start from the model itself stay too close to it. If the twins of the first round end as worse models than
+the one they started from, that restart was too strong, and a gentler one is tried.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from .._core import fingerprints, ranks, seeds
-from .._core.checks import one_of, require_one_of, require_types, require_whole, shown
+from .._core.checks import one_of, require_number, require_one_of, require_types, require_whole, shown
 from .._core.copies import held, replicate
 from .._core.states import pack, require_same, unpack
 from .._core.tensors import checksum
@@ -41,14 +42,13 @@ from ..estimate.estimate import Estimate
 from ..estimate.members import Members
 from ..estimate.prediction import TASKS, Task
 from ..groups import Grouping
-from ..twins import Twins
 from . import losses, optimizers
 from .checkpoints import Checkpoints
 from .epoch import Training
-from .logs import show_finished, show_round
+from .logs import show_finished, show_restart, show_round
 from .options import require_amp, require_gradient_steps, require_options, require_whole_weights
 from .protocol import FIT, Protocol, complete
-from .rounds import RESTART, Round, warn_if_far_above
+from .rounds import FACTORS, FAR, PERTURB, RESTART, Round, is_above, perturb_, warn_if_far_above
 
 Keep = Literal["members", "sigma"]
 
@@ -58,9 +58,10 @@ def error_bars(
     dataset: Dataset[Any],
     loss: Task | losses.Loss = "classification",
     *,
-    rounds: int = 4,
-    epochs: int = 6,
+    rounds: int = 3,
+    epochs: int = 10,
     keep: Keep = "members",
+    perturb: float = PERTURB,
     groups: str | Grouping = "layer",
     optimizer: optimizers.Make | None = None,
     batch_size: int = 64,
@@ -75,23 +76,25 @@ def error_bars(
 ) -> Estimate:
     """Error bars for a model that is already trained, however that was done.
 
-    Two twins go on from the model, each on bootstrap samples of its own. Where their predictions differ, the data leave
-    the prediction open. `estimate.module` is a copy of the model and predicts exactly as the model does.
+    Twins of the model train again for a while, each on a bootstrap sample of its own. Where their predictions differ,
+    the data leave the prediction open. `estimate.module` is a copy of the model and predicts exactly as the model does.
     `estimate.predict(x)` predicts with error bars.
 
     Args:
         model: the trained model. It is copied, except for frozen parameters, which the members share.
         dataset, loss: the training data and the loss of the training, as in `fit`.
-        rounds: how often the learning rate starts anew, with new bootstrap samples. Each round gives two members.
-        epochs: passes over the data in a round: about a fifth of the epochs of the training. Four rounds then take
+        rounds: how often two twins start from the model, with new bootstrap samples. Each round gives two members.
+        epochs: passes over the data in a round: about a third of the epochs of the training. Three rounds then take
             about as long as the training did.
         keep: `"members"` keeps the twins of each round: `2 * rounds` times the trainable weights. They say best where
             predictions are uncertain. `"sigma"` keeps one number per group of weights.
+        perturb: the share of each weight matrix that is drawn anew before a round, for the part of the spread that is
+            due to the random start of a training. Use 0 for a model that was pretrained on other data.
         groups: which weights share one sigma, as in `Twins`.
-        optimizer: a function that makes an optimizer from parameters. Give the optimizer of the training with about
-            five times its learning rate. In each round the rate falls to 0 along a cosine. If the training loss of
-            the twins ends far above that of the model, a warning says so: then the rate was too large, or the rounds
-            too short. By default Adam with a learning rate of 0.005.
+        optimizer: a function that makes an optimizer from parameters: the one of the training. By default Adam with a
+            learning rate of 0.001. In each round the rate starts at five times that and falls to 0 along a cosine. If
+            the loss at the end of the first round is far above that of the model, the round is repeated with a third
+            or a ninth of that rate and of `perturb`.
         batch_size: that of the training.
         bootstrap: a function that makes a `Bootstrap` from a seed. Default: `lambda seed: Bootstrap(len(dataset),
             seed=seed)`.
@@ -108,13 +111,16 @@ def error_bars(
     >>> y = 2 * x + 0.1 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
     >>> estimate = error_bars(line, torch.utils.data.TensorDataset(x, y), "regression", progress=False)
     >>> bool((estimate(x) == line(x)).all()), len(estimate.members)
-    (True, 8)
+    (True, 6)
     >>> 0.005 < estimate.predict(x).std.mean() < 0.05  # about 0.1 / sqrt(50) in the middle, more at the ends
     tensor(True)
     """
     for name, number in {"rounds": rounds, "epochs": epochs, "batch_size": batch_size}.items():
         require_whole(name, number, 1)
     rounds, epochs, batch_size = int(rounds), int(epochs), int(batch_size)
+    require_number("perturb", perturb)
+    if perturb > 1:
+        raise ValueError(f"perturb must lie between 0 and 1, not {perturb}.")
     require_one_of(("members", "sigma"), "keep", keep)
     require_map_style(dataset)
     require_whole_weights("error_bars", model)
@@ -138,7 +144,7 @@ def error_bars(
     protocol = complete(Protocol(groups=groups, noise=0.0), FIT, "error_bars")
     seed = seeds.require_seed(seed)
 
-    def begin(number: int, before: Twins | None = None) -> Round:
+    def begin(number: int, failed: int) -> Round:
         own = seeds.derive(seed, "round", number)
         resample = Bootstrap(len(dataset), seed=own) if bootstrap is None else bootstrap(own)  # type: ignore[arg-type]
         if not isinstance(resample, Bootstrap):
@@ -161,11 +167,10 @@ def error_bars(
             needs_unseen=False,
             **options,
         )
-        if before is not None:
-            run.twins.load_state_dict(before.state_dict())
-        return Round(run, optimizer, epochs, RESTART * 0.001)
+        perturb_(run.twins, FACTORS[failed] / RESTART * perturb, own)
+        return Round(run, optimizer, epochs, 0.001, FACTORS[failed])
 
-    current, members = begin(1), list[dict[str, Tensor]]()
+    current, members = begin(1, 0), list[dict[str, Tensor]]()
     require_gradient_steps("error_bars", current.stepper)
     description = {
         "loss": loss if isinstance(loss, str) or checkpoint is None else fingerprints.of_function(loss),
@@ -174,6 +179,7 @@ def error_bars(
         "checksum of the bootstrap": checksum(current.run.bootstrap.counts),
         "batch_size": batch_size,
         "epochs": epochs,
+        "perturb": float(perturb),
         "amp": str(amp),
         "optimizer": type(current.stepper).__name__,
         "learning rate": current.rates,
@@ -181,51 +187,61 @@ def error_bars(
     }
     saved = Checkpoints(checkpoint) if checkpoint is not None else None
     state = saved.latest(current.run.device) if saved else None
-    done = 0  # epochs, in all rounds
+    done, failed = 0, 0  # epochs, in all rounds; first rounds that were too strong
     if state is not None:
-        if missing := {"description", "members", "round"} - state.keys():
+        if missing := {"description", "members", "round", "failed"} - state.keys():
             raise ValueError(f"the checkpoint in {checkpoint} is of no run of error_bars: it has no {min(missing)!r}.")
         require_same(unpack(state["description"]), description, "use the options of then, or another directory")
-        done, members = int(state["epoch"]), list(state["members"])
+        failed, members = int(state["failed"]), list(state["members"])
+        done = int(state["epoch"]) - failed * epochs
         if done > rounds * epochs:
             raise ValueError(f"{checkpoint} holds a run of more than {rounds} rounds: choose another directory.")
-        current = begin(math.ceil(done / epochs))
+        current = begin(math.ceil(done / epochs), failed)
         current.load_state_dict(state["round"])
     if not ranks.agree(done):
         raise ValueError(f"the ranks do not find the same checkpoints: {checkpoint} must be one directory for all.")
     writes = ranks.rank_and_size()[0] == 0
     if progress and writes and done == rounds * epochs:
         show_finished(checkpoint, f"{rounds} round{'s' * (rounds > 1)}")
-    began, before = time.perf_counter(), done
+    [original] = replicate(model)
+    original.to(current.run.device)
+    began, before = time.perf_counter(), failed * epochs + done
     while done < rounds * epochs:
         number, epoch = divmod(done, epochs)
         if epoch == 0 and number > 0:
-            current = begin(number + 1, current.run.twins)
-        train = current.epoch(epoch + 1)
+            current = begin(number + 1, failed)
+        try_gentler, compared = number == 0 and failed + 1 < len(FACTORS), None
+        try:
+            train = current.epoch(epoch + 1)
+            if done + 1 == epochs:  # the first round tells whether such a restart suits the model
+                compared = current.losses(original)
+        except FloatingPointError:
+            if not try_gentler:
+                raise
+            compared = (math.inf, 0.0)
+        if compared and try_gentler and is_above(*compared, FAR, current.run.task):
+            failed, done = failed + 1, 0
+            current = begin(1, failed)
+            if progress and writes:
+                show_restart(*compared, FACTORS[failed])
+            continue
         done += 1
+        if compared:
+            advice = "lower the learning rate, give more epochs, or perturb=0 for a model that was pretrained"
+            warn_if_far_above(*compared, current.run.task, advice, stacklevel=2)
         if done % epochs == 0 and (saved or keep == "members"):  # a checkpoint serves either kind
             twins = current.run.twins
             members.append(Members.of(model, list(twins), twins.partition.parameter_shapes))
         if saved and writes:
             parts = {"members": members, "round": current.state_dict()}
-            saved.save(done, {"description": pack(description), **parts})
+            saved.save(failed * epochs + done, {"description": pack(description), "failed": failed, **parts})
         if progress and writes:
-            left = (time.perf_counter() - began) / (done - before) * (rounds * epochs - done)
+            left = (time.perf_counter() - began) / max(failed * epochs + done - before, 1) * (rounds * epochs - done)
             show_round(number + 1, rounds, epoch + 1, epochs, train, left)
-    if done > before:  # not after each round: twins may need more than one to learn again what a large rate undid
-        _warn_if_worse(current, model)
     estimate = _estimate(model, current.run, members, keep)
     if calibration is not None:
         estimate.conformalize(calibration, batch_size=batch_size)
     return estimate
-
-
-def _warn_if_worse(current: Round, model: nn.Module) -> None:
-    """Compare the twins at the end of a round with the model."""
-    [copied] = replicate(model)
-    before, after = current.losses(copied.to(current.run.device))
-    advice = "lower the learning rate, or give more epochs"
-    warn_if_far_above(after, before, current.run.task, advice, stacklevel=3)
 
 
 def _estimate(model: nn.Module, run: Training, members: list[dict[str, Tensor]], keep: Keep) -> Estimate:

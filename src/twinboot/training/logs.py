@@ -47,6 +47,16 @@ def show_round(number: int, rounds: int, epoch: int, epochs: int, loss: float, l
     )
 
 
+def show_restart(after: float, before: float, factor: float) -> None:
+    """Say on standard error that the first round of `error_bars` begins anew."""
+    print(
+        f"the twins have a loss of {after:.4g}, the model {before:.4g}: the first round begins anew, with {factor:.2g} "
+        "times the learning rate",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
 def show_finished(checkpoint: object, after: str) -> None:
     """Say on standard error that the run was already finished, and after how much."""
     print(

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, cast
 
 import torch
@@ -26,12 +27,10 @@ from ..images.methods import require_ivon
 from .tasks import CPU, Plain, Task, number_of_batches, steps, train, update_statistics
 
 DROPOUT = 0.2  # after each pooling, or each hidden layer of an MLP
-ROUNDS = 4  # of error_bars: its default
 KEPT: dict[Literal["members", "sigma"], str] = {
     "members": "error_bars",
     "sigma": "error_bars, sigma",
 }  # what it keeps -> row of the table
-PHASE = 5  # a round of error_bars takes this part of the epochs of the training, and has this times its learning rate
 SNAPSHOTS = 20  # of SWAG: the rank of its covariance (Maddox et al. 2019)
 LONGER = 4  # SWAG goes on for this part of the epochs of the training
 PRECISIONS = torch.logspace(-4, 4, 81, dtype=torch.float64)  # of Laplace's prior
@@ -93,30 +92,33 @@ def _from_draws(draws: Iterable[Tensor], seconds: float) -> Found:
 @method("error_bars")
 def by_error_bars(task: Task, plain: Plain, sizes: Sequence[int]) -> dict[str, Found]:
     """`error_bars` around the plain model, whose prediction stays as it is: members, and draws of a matched sigma."""
-    found, point = {}, task.predict(plain.model)
-    for keep in KEPT:
-        began = time.process_time()
-        estimate = error_bars(
-            plain.copy(),
-            TensorDataset(task.x, task.y),
-            task.kind,
-            rounds=ROUNDS,
-            epochs=max(1, round(task.epochs / PHASE)),
-            keep=keep,
-            optimizer=lambda parameters: torch.optim.Adam(parameters, PHASE * task.lr, fused=True),
-            batch_size=task.batch,
-            seed=derive(task.seed, "error_bars"),
-            progress=False,
-        )
-        seconds = plain.seconds + time.process_time() - began
-        members = estimate.members
-        if members is None:
-            draws, df = _of_estimate(task, estimate), math.inf
-        else:
-            draws = [task.predict(_member(estimate.module, members[k])) for k in range(len(members))]
-            df = len(members) - 1
-        found[KEPT[keep]] = Found(torch.stack(draws), point, seconds, df)
+    found, point, began = {}, task.predict(plain.model), time.process_time()
+    with TemporaryDirectory() as checkpoint:  # one training for both
+        for keep in KEPT:
+            estimate = error_bars(
+                plain.copy(),
+                TensorDataset(task.x, task.y),
+                task.kind,
+                rounds=task.rounds,
+                epochs=max(1, round(task.epochs / task.rounds)),
+                keep=keep,
+                optimizer=lambda parameters: torch.optim.Adam(parameters, task.lr, fused=True),
+                batch_size=task.batch,
+                checkpoint=checkpoint,
+                seed=derive(task.seed, "error_bars"),
+                progress=False,
+            )
+            seconds = plain.seconds + time.process_time() - began
+            found[KEPT[keep]] = _of_bars(task, estimate, point, seconds)
     return found
+
+
+def _of_bars(task: Task, estimate: Estimate, point: Tensor, seconds: float) -> Found:
+    members = estimate.members
+    if members is None:
+        return Found(torch.stack(_of_estimate(task, estimate)), point, seconds)
+    draws = [task.predict(_member(estimate.module, members[k])) for k in range(len(members))]
+    return Found(torch.stack(draws), point, seconds, df=len(members) - 1)
 
 
 def _member(model: nn.Module, weights: dict[str, Tensor]) -> Callable[[Tensor], Tensor]:

@@ -55,6 +55,7 @@ class Task:
     network: Callable[[float, int], nn.Module]  # of dropout and a seed
     epochs: int
     batch: int
+    rounds: int  # of error_bars
     lr: float
     samples: int  # draws of the weights for a prediction
     seed: int
@@ -178,6 +179,7 @@ def task_of(config: Config, size: int, lr: float, number: int) -> Task:
         network=NETWORKS[config.preset],
         epochs=config.epochs or preset.epochs,
         batch=preset.batch,
+        rounds=preset.rounds,
         lr=lr,
         samples=config.samples,
         seed=derive(config.seed, "model", size, number),
