@@ -223,7 +223,7 @@ def expected(config: Config) -> dict[str, float]:
     return found | {f"bootstrap {replicas}": 1.0 for replicas in config.replicas}
 
 
-def relative_variance(trainings: float, size: int) -> float:
+def relative_variance(trainings: Any, size: Any) -> Any:
     """Of sigma^2 from as many bootstrap samples as trainings, over data sets of one size."""
     given_data = 2 / (WEIGHTS * (trainings - 1))
     return given_data * (1 + (WEIGHTS + 1) / (size - 1)) + 2 / (WEIGHTS * (size - 1))
@@ -232,24 +232,15 @@ def relative_variance(trainings: float, size: int) -> float:
 def summary(config: Config, estimates: pd.DataFrame) -> pd.DataFrame:
     """For each size and estimator: the mean of sigma^2 as a share of tau^2, its standard error and its relative
     variance, and what theory says of each."""
-    found, means = [], expected(config)
-    for (size, name), group in estimates.groupby(["size", "estimator"], sort=False):
-        ratio = group["sigma2"] / tau_squared(config, size)
-        trainings = int(name.split()[1]) if name.startswith("bootstrap") else 2
-        settled = name == "twins" or name.startswith("bootstrap")
-        found.append(
-            {
-                "size": size,
-                "estimator": name,
-                "trainings": trainings,
-                "mean": ratio.mean(),
-                "error": ratio.sem(),
-                "expected": means[name],
-                "variance": ratio.var() / ratio.mean() ** 2,
-                "theory": relative_variance(trainings, size) if settled else math.nan,
-            }
-        )
-    return pd.DataFrame(found)
+    ratio = estimates["sigma2"] / tau_squared(config, estimates["size"])
+    grouped = ratio.groupby([estimates["size"], estimates["estimator"]], sort=False)
+    found = grouped.agg(mean="mean", error="sem", variance="var").reset_index()
+    found["variance"] /= found["mean"] ** 2
+    found["expected"] = found["estimator"].map(expected(config))
+    found["trainings"] = found["estimator"].str.extract(r"bootstrap (\d+)", expand=False).fillna(2).astype(int)
+    settled = ~found["estimator"].isin(["twins, few steps", "twins, constant rate"])
+    found["theory"] = relative_variance(found["trainings"], found["size"]).where(settled)
+    return found
 
 
 def pooled(config: Config, estimates: pd.DataFrame) -> pd.DataFrame:

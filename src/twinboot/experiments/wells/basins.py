@@ -20,7 +20,7 @@ from torch.func import vmap
 from .. import plots
 from ..intervals import formatted
 from ..runner.experiment import Part, Tables, Tick, Verdict, agrees, overall, status
-from .landscape import WELLS, Reset, Setting, Trained, exact_line, mean_landscape, require_start, rms, steps, train
+from .landscape import WELLS, Reset, Setting, exact_line, mean_landscape, require_start, rms, steps, train
 
 TITLE = "Two wells: one basin kept or lost"
 QUESTION = "Do resets keep the twins in one well, so that their distance is the uncertainty there and no more?"
@@ -70,25 +70,15 @@ def _runs(config: Config, tick: Tick) -> dict[str, pd.DataFrame]:
     first, second = trained["none"].wells(config.width)
     apart = (first != second) & (first >= 0) & (second >= 0)
     shown = int(apart.float().argmax())  # the first run that splits; run 0 if none does
-    return {
-        "runs": pd.concat([_outcomes(config, mode, run) for mode, run in trained.items()], ignore_index=True),
-        "paths": pd.concat([_path(mode, run, shown) for mode, run in trained.items()], ignore_index=True),
-    }
-
-
-def _outcomes(config: Config, mode: str, run: Trained) -> pd.DataFrame:
-    names = {-1: "neither", 0: "left", 1: "right"}
-    well_1, well_2 = ([names[w] for w in twin.tolist()] for twin in run.wells(config.width))
-    columns = {"seed": range(config.seeds), "well_1": well_1, "well_2": well_2, "sigma": run.sigma.tolist()}
-    return pd.DataFrame({"reset": mode, **columns})
-
-
-def _path(mode: str, run: Trained, shown: int) -> pd.DataFrame:
-    columns = {"reset": mode, "run": shown, "step": range(len(run.path)), "sigma": run.path_sigma[:, shown]}
-    paths = run.path[:, :, shown].unbind(1)
-    return pd.concat(
-        pd.DataFrame({**columns, "twin": twin, "w1": w[:, 0], "w2": w[:, 1]}) for twin, w in enumerate(paths, start=1)
-    )
+    names, runs, paths = {-1: "neither", 0: "left", 1: "right"}, [], []
+    for mode, run in trained.items():
+        well_1, well_2 = ([names[w] for w in twin.tolist()] for twin in run.wells(config.width))
+        ends = {"seed": range(config.seeds), "well_1": well_1, "well_2": well_2, "sigma": run.sigma.tolist()}
+        runs.append(pd.DataFrame({"reset": mode, **ends}))
+        columns = {"reset": mode, "run": shown, "step": range(len(run.path)), "sigma": run.path_sigma[:, shown]}
+        for twin, w in enumerate(run.path[:, :, shown].unbind(1), start=1):
+            paths.append(pd.DataFrame({**columns, "twin": twin, "w1": w[:, 0], "w2": w[:, 1]}))
+    return {"runs": pd.concat(runs, ignore_index=True), "paths": pd.concat(paths, ignore_index=True)}
 
 
 def summary(runs: pd.DataFrame) -> pd.DataFrame:
