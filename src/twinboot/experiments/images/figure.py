@@ -59,17 +59,13 @@ def _curves(axes: Axes, curves: pd.DataFrame) -> None:
             axes.plot(own["train"].mean(), "--", color=colour, label=f"{name}, training images")
             seen = own["validation"].mean()
             axes.plot(seen, "-", color=colour, label=f"{name}, {others}")
-            chosen = chosen_epochs(curves[curves["method"] == method])
+            losses = curves[curves["method"] == method].groupby("seed")["loss"]  # on images that are not trained on
+            chosen = sorted(set(curves.loc[losses.idxmin(), "epoch"]))
             axes.plot(chosen, seen[chosen], "o", color=colour, mec=plots.ink(), zorder=3)
     axes.plot([], [], "o", mfc="none", mec=plots.ink(), label="chosen epochs")
     axes.set(title="Accuracy while training", xlabel="epoch", ylabel="accuracy", ylim=(None, 1))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _legend_below(axes)
-
-
-def chosen_epochs(curves: pd.DataFrame) -> list[int]:
-    """The epochs with the lowest loss on images that are not trained on, for all seeds."""
-    return sorted(set(curves.loc[curves.groupby("seed")["loss"].idxmin(), "epoch"]))
 
 
 def _legend_below(axes: Axes) -> None:

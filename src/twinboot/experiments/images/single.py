@@ -133,7 +133,8 @@ class Single:
             validation, loss = self._scores(self.model, self.held)
             if validation > max(self.curve["validation"], default=-math.inf):
                 self.states["accuracy"] = _copied(self.model)
-            self._keep_lowest("loss", loss, self.model)
+            if self._is_lowest("loss", loss):
+                self.states["loss"] = _copied(self.model)
         seconds = time.perf_counter() - began
         train, _ = self._scores(self.model, self.trained_on[:SHOWN])  # for the figure, so it is not timed
         for name, value in zip(self.curve, (epoch, train, validation, loss, seconds), strict=True):
@@ -165,15 +166,13 @@ class Single:
         assert self.average is not None
         self.average.update_parameters(self.model)
         mean: nn.Module = self.average.module
+        wanted = {f"average after {epoch}": epoch in self.keep, "average": epoch == self.averaged[-1]}
         if self.held is not None:
             self._update_batchnorm(mean, ENOUGH)
-            if self._keep_lowest("average, loss", self._scores(mean, self.held)[1], mean):
-                self._update_batchnorm(mean)
-                self.states["average, loss"] = _copied(mean)
-        for name, wanted in ((f"average after {epoch}", epoch in self.keep), ("average", epoch == self.averaged[-1])):
-            if wanted:
-                self._update_batchnorm(mean)
-                self.states[name] = _copied(mean)
+            wanted["average, loss"] = self._is_lowest("average, loss", self._scores(mean, self.held)[1])
+        if any(wanted.values()):
+            self._update_batchnorm(mean)
+            self.states |= {name: _copied(mean) for name, is_wanted in wanted.items() if is_wanted}
 
     def _update_batchnorm(self, model: nn.Module, at_most: int | None = None) -> None:
         """Statistics from all training images, or from some."""
@@ -184,11 +183,9 @@ class Single:
     def _scores(self, model: nn.Module, images: Tensor) -> tuple[float, float]:
         return accuracy_and_loss(model, self.problem.x[images], self.problem.y[images])
 
-    def _keep_lowest(self, state: str, loss: float, model: nn.Module) -> bool:
-        if not loss < self.lowest[state]:
-            return False
-        self.lowest[state], self.states[state] = loss, _copied(model)
-        return True
+    def _is_lowest(self, state: str, loss: float) -> bool:
+        before, self.lowest[state] = self.lowest[state], min(self.lowest[state], loss)  # of a NaN, the one before
+        return loss < before
 
     def _state(self) -> dict[str, Any]:
         parts = {name: getattr(self, name).state_dict() for name in STATEFUL if getattr(self, name) is not None}
