@@ -123,14 +123,14 @@ def _counts(verdicts: Sequence[Verdict]) -> dict[str, list[tuple[int, Status]]]:
 
 def _section(run: Run) -> dict[str, Any]:
     experiment, reasons = run.experiment, help_of(run.experiment.Config)
-    light, dark = (_embedded(run.directory / name) for name in plots.FILES)
+    light, dark = (base64.b64encode((run.directory / name).read_bytes()).decode() for name in plots.FILES)
     with errors_explained(run):
         numbers, verdicts = experiment.numbers(run.config, run.tables), experiment.verdicts(run.config, run.tables)
     return {
         "run": run,
         "title": experiment.TITLE + (f" ({run.config.preset})" if hasattr(run.config, "preset") else ""),
-        "light": light,
-        "dark": dark,
+        "light": f"data:image/png;base64,{light}",
+        "dark": f"data:image/png;base64,{dark}",
         "tables": [(title, list(t.columns), t.to_numpy().tolist()) for title, t in numbers.items()],
         "verdicts": verdicts,
         "counts": _counts(verdicts),
@@ -147,7 +147,3 @@ def help_of(config: type[Any]) -> dict[str, str]:
             field.arg_name: " ".join((field.description or "").split()) for field in parse_from_object(kind).params
         }
     return found
-
-
-def _embedded(path: Path) -> str:
-    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cache
 from itertools import islice
@@ -132,22 +132,19 @@ def errors_explained(run: Run) -> Iterator[None]:
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
     """Let one process at a time work on a run. The system frees the lock when the process ends, also after a kill."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = os.open(directory, os.O_RDONLY) if sys.platform != "win32" else None
-    except OSError as error:
-        raise RunError(f"can't write to {directory}: {error.strerror}; choose another directory with --out.") from None
-    if lock is None:  # Windows has no such lock
-        yield
-        return
-    try:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            directory.mkdir(parents=True, exist_ok=True)
+            if sys.platform != "win32":  # which has no such lock
+                lock = os.open(directory, os.O_RDONLY)
+                stack.callback(os.close, lock)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunError(f"another process is working on the run in {directory}.") from None
+        except OSError as error:
+            why = f"can't write to {directory}: {error.strerror}"
+            raise RunError(f"{why}; choose another directory with --out.") from None
         yield
-    finally:
-        os.close(lock)
 
 
 def _is_finished(name: str, config: Any, directory: Path) -> bool:
