@@ -91,39 +91,32 @@ def _each_weight(name: str, parameter: Tensor) -> Assignment:
     return Assignment(name, labels.view(parameter.shape), tuple(parameter.shape))
 
 
-class _Units:
+def _each_unit(model: nn.Module) -> Grouping:
     """The entries of a layer at the same place along the output dimension.
 
     Parameters of a layer with the same number of outputs, such as a weight and its bias, share their units. One with
     another number of outputs has a group of its own, named after the layer and that number.
     """
+    outputs_of: dict[str, int] = {}
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.outputs: dict[str, int] = {}
-
-    def __call__(self, name: str, parameter: Tensor) -> str | Assignment:
-        layer = layer_of(self.model, name)
-        labels = self._labels(self.model.get_submodule(layer), parameter) if parameter.ndim else None
-        if labels is None:
-            return name
-        outputs = int(labels.max()) + 1
-        group = layer or ROOT
-        if self.outputs.setdefault(layer, outputs) != outputs:
-            group = f"{group}[{outputs}]"
-        return Assignment(group, labels, (outputs,))
-
-    @staticmethod
-    def _labels(module: nn.Module, parameter: Tensor) -> Tensor | None:
-        labels = torch.arange(parameter.shape[0], device="cpu")
+    def unit(name: str, parameter: Tensor) -> str | Assignment:
+        layer = layer_of(model, name)
+        module, labels = model.get_submodule(layer), torch.arange(len(parameter) if parameter.ndim else 0, device="cpu")
         if isinstance(module, nn.modules.conv._ConvTransposeNd) and parameter.ndim > 1:
             # Stored as [in, out / groups, ...]: the outputs lie along dimension 1, one group of inputs after another.
             outputs = module.out_channels // module.groups
             if parameter.shape[:2] != (module.in_channels, outputs):
-                return None  # the norms of weight_norm, which belong to the inputs
+                return name  # the norms of weight_norm, which belong to the inputs
             of_input = labels // (module.in_channels // module.groups)
             labels = of_input[:, None] * outputs + torch.arange(outputs, device="cpu")
-        return labels.view(*labels.shape, *[1] * (parameter.ndim - labels.ndim))
+        if not len(labels):
+            return name
+        number, group = int(labels.max()) + 1, layer or ROOT
+        if outputs_of.setdefault(layer, number) != number:
+            group = f"{group}[{number}]"
+        return Assignment(group, labels.view(*labels.shape, *[1] * (parameter.ndim - labels.ndim)), (number,))
+
+    return unit
 
 
 # Name of a kind -> a function that makes the grouping of a model. With "weight" and two twins, sigma is a very noisy
@@ -131,19 +124,16 @@ class _Units:
 KINDS: dict[str, Callable[[nn.Module], Grouping]] = {
     "layer": lambda model: lambda name, parameter: layer_of(model, name) or ROOT,  # as in the paper
     "tensor": lambda model: lambda name, parameter: name,
-    "unit": _Units,
+    "unit": _each_unit,
     "weight": lambda model: _each_weight,
 }
 
 
 def assign(model: nn.Module, grouping: str | Grouping) -> dict[str, Assignment]:
     """Name of each trainable parameter -> its group. What the grouping returns is checked."""
-    if isinstance(grouping, str) and grouping in KINDS:
-        rule = KINDS[grouping](model)
-    elif callable(grouping):
-        rule = grouping
-    else:
+    if not callable(grouping):
         require_kind(grouping)
+    rule = grouping if callable(grouping) else KINDS[grouping](model)
     return {name: _as_assignment(rule(name, p.detach()), name, p) for name, p in _trainable(model)}
 
 

@@ -42,13 +42,9 @@ def normals(seed: int, generator: torch.Generator | None = None) -> Callable[[Te
     return fill
 
 
-def fill_copies_(copies: Sequence[Sequence[Tensor]], seed: int, generator: torch.Generator | None = None) -> None:
-    """Fill several copies of the same tensors with independent standard normals."""
-    filler(copies)(seed, generator)
-
-
 def filler(copies: Sequence[Sequence[Tensor]]) -> Callable[[int, torch.Generator | None], None]:
-    """`fill_copies_` for tensors that are filled repeatedly: what depends on the tensors alone is done once.
+    """A function that fills several copies of the same tensors with independent standard normals. What depends on the
+    tensors alone is done once.
 
     PyTorch draws normals on one CPU core, so large copies have their own generators and are filled in parallel.
     """

@@ -51,6 +51,10 @@ class Apart(Twins):
             unbiased sigma^2. The relative error of sigma is about 1 / sqrt(2 * sketch). Best a prime, such as 251.
             With None, sigma does not change between exchanges.
 
+    Attributes:
+        twin: the number of this process's twin.
+        share: the rank of this process among those of its twin, and their number: for `PairedLoader`.
+
     With Adam, a rank holds five numbers per weight inside `sampled()`, where plain training holds four, because the
     clean weights are restored; with `sampled(lean=True)` it holds four, too. The weights of other twins arrive in
     parts. Sigma is the same on all ranks. For the same weights and seed, the exact sigma, a reset and the estimate are
@@ -80,25 +84,11 @@ class Apart(Twins):
         every, numbers = (None if value is None else int(value) for value in (exchange, sketch))
         sizes, number = _sizes(mesh), seeds.require_seed(seed)
         self._begin(model, groups, seed, lambda p: Remote(model, p, mesh, sizes, every, numbers, number))
+        self.twin, self.share, self.exchange = self._remote.twin, self._remote.share, every
 
     @property
     def _remote(self) -> Remote:
         return self._store  # type: ignore[return-value]
-
-    @property
-    def twin(self) -> int:
-        """The number of this process's twin."""
-        return self._remote.twin
-
-    @property
-    def share(self) -> tuple[int, int]:
-        """The rank of this process among those of its twin, and their number: for `PairedLoader`."""
-        return self._remote.share
-
-    @property
-    def exchange(self) -> int | None:
-        """At each multiple of this number of updates all weights travel."""
-        return self._remote.exchange
 
     @contextmanager
     def sampled(
