@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -87,27 +88,17 @@ def _kind(t: Tensor) -> tuple[torch.dtype, torch.device, bool]:
     return t.dtype, t.device, is_sharded(t)
 
 
+@dataclass(eq=False)
 class NoisyBlock:
-    """A block in which weights may be perturbed. At its end they are restored bit for bit.
+    """A block in which weights may be perturbed. At its end they are restored bit for bit."""
 
-    Args:
-        copies: the models that are called, as a module that iterates over them.
-        owners: the modules in them that hold the weights.
-        weights: the weights to perturb, after entering and before calling `watch`.
-        clean: memory for the clean weights inside the block.
-    """
-
-    def __init__(
-        self,
-        copies: Any,
-        owners: Iterable[nn.Module],
-        weights: list[Tensor],
-        clean: list[Tensor],
-    ) -> None:
-        self.copies, self.owners, self.weights, self.clean = copies, owners, weights, clean
-        self.inside = False
-        self.versions: list[int] | None = None
-        self.hooks: list[Any] = []
+    copies: Any  # the models that are called, as a module that iterates over them
+    owners: Iterable[nn.Module]  # the modules in them that hold the weights
+    weights: list[Tensor]  # to perturb, after entering and before calling `watch`
+    clean: list[Tensor]  # memory for the clean weights inside the block
+    inside: bool = field(default=False, init=False)
+    versions: list[int] | None = field(default=None, init=False)
+    hooks: list[Any] = field(default_factory=list, init=False)
 
     def __enter__(self) -> NoisyBlock:
         self._keep()

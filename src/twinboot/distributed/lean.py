@@ -89,14 +89,14 @@ class _NoisyReads(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.paused or _reads_no_values(func) or not self._meets(args, kwargs.values()):
+        reads, may_be_view, written = _about(func)
+        if self.paused or not reads or not self._meets(args, kwargs.values()):
             return func(*args, **kwargs)
-        if _may_be_view(func):
+        if may_be_view:
             view = func(*args, **kwargs)
             if self._meets([view]):
                 return view
             # Else it is a copy, such as a weight that is cast in inference mode. The copy must be noisy.
-        written = _written(func)
         args = [a if k in written else tree_map_only(Tensor, self._with_noise, a) for k, a in enumerate(args)]
         kwargs = {k: a if k in written else tree_map_only(Tensor, self._with_noise, a) for k, a in kwargs.items()}
         return func(*args, **kwargs)
@@ -136,22 +136,14 @@ class _NoisyReads(TorchDispatchMode):
 
 
 @cache
-def _reads_no_values(func: Any) -> bool:
-    """Whether an operation reads no values: it makes a tensor like its argument."""
-    name = func._schema.name.split("::")[-1]
-    return bool(name.endswith("_like") or name.startswith("new_"))
-
-
-@cache
-def _may_be_view(func: Any) -> bool:
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
-
-
-@cache
-def _written(func: Any) -> frozenset[int | str]:
-    """The arguments that an operation writes to, by position and by name."""
-    arguments = enumerate(func._schema.arguments)
-    return frozenset(key for k, a in arguments if a.alias_info and a.alias_info.is_write for key in (k, a.name))
+def _about(func: Any) -> tuple[bool, bool, frozenset[int | str]]:
+    """Whether an operation reads values, or only makes a tensor like its argument; whether its result may be a view;
+    and the arguments that it writes to, by position and by name."""
+    schema, arguments = func._schema, enumerate(func._schema.arguments)
+    name = schema.name.split("::")[-1]
+    view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    written = (key for k, a in arguments if a.alias_info and a.alias_info.is_write for key in (k, a.name))
+    return not (name.endswith("_like") or name.startswith("new_")), view, frozenset(written)
 
 
 def _address(t: Tensor) -> int:

@@ -107,14 +107,14 @@ class Single:
         for epoch in range(len(self.curve["epoch"]) + 1, epochs + 1):
             self._train_and_evaluate(epoch)
             if epoch in self.keep:
-                self.states[f"after {epoch}"] = _copied(self.model)
+                self.states[f"after {epoch}"] = copy.deepcopy(self.model.state_dict())
             if epoch in self.averaged:
                 self._average(epoch)
             if file:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 checkpoints.write(self._state(), file)
             tick()
-        self.states["last"] = _copied(self.model)
+        self.states["last"] = copy.deepcopy(self.model.state_dict())
 
     def of(self, state: str) -> nn.Module:
         """A model in one of the states."""
@@ -132,9 +132,9 @@ class Single:
         if self.held is not None:
             validation, loss = self._scores(self.model, self.held)
             if validation > max(self.curve["validation"], default=-math.inf):
-                self.states["accuracy"] = _copied(self.model)
+                self.states["accuracy"] = copy.deepcopy(self.model.state_dict())
             if self._is_lowest("loss", loss):
-                self.states["loss"] = _copied(self.model)
+                self.states["loss"] = copy.deepcopy(self.model.state_dict())
         seconds = time.perf_counter() - began
         train, _ = self._scores(self.model, self.trained_on[:SHOWN])  # for the figure, so it is not timed
         for name, value in zip(self.curve, (epoch, train, validation, loss, seconds), strict=True):
@@ -172,7 +172,7 @@ class Single:
             wanted["average, loss"] = self._is_lowest("average, loss", self._scores(mean, self.held)[1])
         if any(wanted.values()):
             self._update_batchnorm(mean)
-            self.states |= {name: _copied(mean) for name, is_wanted in wanted.items() if is_wanted}
+            self.states |= {name: copy.deepcopy(mean.state_dict()) for name, is_wanted in wanted.items() if is_wanted}
 
     def _update_batchnorm(self, model: nn.Module, at_most: int | None = None) -> None:
         """Statistics from all training images, or from some."""
@@ -231,7 +231,3 @@ def logits_of(model: nn.Module, x: Tensor, dropout: bool = False) -> Tensor:
 def by_one_model(model: nn.Module, temperature: float = 1.0) -> Predict:
     """Predict with one model, without draws."""
     return lambda x: (logits_of(model, x) / temperature).softmax(1)
-
-
-def _copied(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}

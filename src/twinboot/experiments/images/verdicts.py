@@ -233,19 +233,18 @@ def _ahead_of_usual(wide: pd.DataFrame, times: dict[str, float], ours: str) -> l
 
 
 def _counts(wide: pd.DataFrame, turns: pd.DataFrame, number: int) -> Verdict:
-    wide_turns = turns.pivot(index="turn", columns="kind", values="seconds")
-    relative = wide_turns["twins"] / wide_turns["twins-draws"]
-    time = relative.median()
-    worse = []
-    for column, sign in (("accuracy", -1), ("nll", 1), ("ece", 1)):
-        apart = sign * (wide[column][OURS] - wide[column][DRAWS])
-        worse.append((COLUMNS[column], apart.mean(), apart.sem()))
+    seconds = turns.pivot(index="turn", columns="kind", values="seconds")
+    relative = seconds["twins"] / seconds["twins-draws"]
+    worse = {
+        column: (-1 if HIGHER[column] else 1) * (wide[column][OURS] - wide[column][DRAWS])
+        for column in ("accuracy", "nll", "ece")
+    }
     return Verdict(
         "Weights instead of repeated samples are no worse, at three quarters of the time.",
         '`resample="counts"`',
-        _status(number, [time <= 0.75, *(apart <= error for _, apart, error in worse)]),
-        f"{time:.2f} ({relative.min():.2f} to {relative.max():.2f}) of the time; worse by "
-        + ", ".join(f"{name} {with_error(apart, error, SIGNED)}" for name, apart, error in worse)
+        _status(number, [relative.median() <= 0.75, *(apart.mean() <= apart.sem() for apart in worse.values())]),
+        f"{relative.median():.2f} ({relative.min():.2f} to {relative.max():.2f}) of the time; worse by "
+        + ", ".join(f"{COLUMNS[c]} {with_error(apart.mean(), apart.sem(), SIGNED)}" for c, apart in worse.items())
         + " (standard errors; negative is better).",
         ours=True,
     )

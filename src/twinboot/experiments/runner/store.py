@@ -282,15 +282,15 @@ def _compute_at_once(parts: list[Part], directory: Path, begin: Callable[[Part],
 
 
 def _begin_process(threads: int, ended: Connection) -> None:
-    threading.Thread(target=_end_with_the_run, args=(ended,), daemon=True).start()
+    """The process ends when the run ends, however it does: otherwise it would write where the next run resumes."""
+
+    def end_with_the_run() -> None:
+        with suppress(OSError):  # on Windows
+            ended.poll(None)  # returns when the run, or the system after a kill, closes the other end
+        os._exit(1)
+
+    threading.Thread(target=end_with_the_run, daemon=True).start()
     torch.set_num_threads(threads)
-
-
-def _end_with_the_run(ended: Connection) -> None:
-    """End this process when the run ends, however it does: otherwise it would write where the next run resumes."""
-    with suppress(OSError):  # on Windows
-        ended.poll(None)  # returns when the run, or the system after a kill, closes the other end
-    os._exit(1)
 
 
 def _compute_one(part: Part, directory: Path, tick: Tick = lambda: None) -> None:

@@ -20,7 +20,7 @@ from torch.func import vmap
 from .. import plots
 from ..intervals import formatted
 from ..runner.experiment import Part, Tables, Tick, Verdict, agrees, overall, status
-from .landscape import WELLS, Reset, Setting, exact_line, mean_landscape, require_start, rms, steps, train
+from .landscape import WELLS, Reset, Setting, exact_line, mean_landscape, rms, steps, train
 
 TITLE = "Two wells: one basin kept or lost"
 QUESTION = "Do resets keep the twins in one well, so that their distance is the uncertainty there and no more?"
@@ -52,10 +52,6 @@ class Config(Setting):
     seeds: int = 1000
     """Runs for each kind of reset, each with its own data."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_start(self)
-
 
 QUICK = Config(seeds=200)
 
@@ -66,7 +62,7 @@ def parts(config: Config) -> list[Part]:
 
 
 def _runs(config: Config, tick: Tick) -> dict[str, pd.DataFrame]:
-    trained = {mode: train(config, config.start, config.seeds, mode, tick, keep_path=True) for mode in MODES}
+    trained = {mode: train(config, mode, tick, keep_path=True) for mode in MODES}
     first, second = trained["none"].wells(config.width)
     apart = (first != second) & (first >= 0) & (second >= 0)
     shown = int(apart.float().argmax())  # the first run that splits; run 0 if none does
