@@ -17,6 +17,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -267,14 +268,13 @@ class Partition(nn.Module):
         """The partition of a model's trainable parameters by a grouping. Sigma is 0."""
         assigned = assign(model, grouping)
         groups = _group_shapes(assigned)
-        starts, start = {}, 0
-        for group, shape in groups.items():
-            starts[group], start = start, start + math.prod(shape)
-        owners = [starts[a.group] if a.labels is None else a.labels + starts[a.group] for a in assigned.values()]
+        *starts, number = accumulate(map(math.prod, groups.values()), initial=0)
+        first = dict(zip(groups, starts, strict=True))
+        owners = [first[a.group] if a.labels is None else a.labels + first[a.group] for a in assigned.values()]
         parameters = {name: model.get_parameter(name) for name in assigned}
         dtype = torch.float64 if any(p.dtype == torch.float64 for p in parameters.values()) else torch.float32
         shapes = {name: tuple(p.shape) for name, p in parameters.items()}
-        partition = cls(groups, shapes, owners, torch.zeros(start, dtype=dtype, device="cpu"), fixed_entries(model))
+        partition = cls(groups, shapes, owners, torch.zeros(number, dtype=dtype, device="cpu"), fixed_entries(model))
         return partition.to(next(iter(parameters.values())).device)
 
     def by_group(self, flat: Tensor) -> dict[str, Tensor]:
@@ -349,22 +349,19 @@ class Partition(nn.Module):
             by_holders.setdefault(holders(p), []).append((i, wide(deviation), p))
         for groups, here in by_holders.items():
             part = torch.zeros_like(total) if groups else total
-            self._add_here_(part, here)
+            if whole := [(i, deviation) for i, deviation, _ in here if i in self._whole]:
+                norms = torch._foreach_norm([deviation for _, deviation in whole])
+                places = [i for i, _ in whole]
+                all_once = places == list(range(len(self._owners)))
+                owners = self._owners if all_once else torch.stack([self._owners[i] for i in places])
+                part.index_add_(0, owners, torch.stack([n.to(part) for n in norms]).square_())
+            for i, deviation, p in here:
+                if i not in self._whole:
+                    labels = cut(self._labels(i, part), p)
+                    squares = deviation.square().sum_to_size(labels.shape)
+                    part.index_add_(0, labels.flatten(), squares.flatten().to(part))
             if groups:
                 total += summed(part, groups)
-
-    def _add_here_(self, total: Tensor, parameters: Sequence[tuple[int, Tensor, Tensor]]) -> None:
-        if whole := [(i, deviation) for i, deviation, _ in parameters if i in self._whole]:
-            norms = torch._foreach_norm([deviation for _, deviation in whole])
-            places = [i for i, _ in whole]
-            all_once = places == list(range(len(self._owners)))
-            owners = self._owners if all_once else torch.stack([self._owners[i] for i in places])
-            total.index_add_(0, owners, torch.stack([n.to(total) for n in norms]).square_())
-        for i, deviation, p in parameters:
-            if i not in self._whole:
-                labels = cut(self._labels(i, total), p)
-                squares = deviation.square().sum_to_size(labels.shape)
-                total.index_add_(0, labels.flatten(), squares.flatten().to(total))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Partition:
         sigma = self.sigma

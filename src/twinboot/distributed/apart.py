@@ -15,10 +15,10 @@ import json
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from .._core import seeds
 from .._core.checks import require_types, require_whole
@@ -31,9 +31,6 @@ from ..twins import Twins
 from .exchange import copy_first_, gather, gather_each, same_everywhere
 from .lean import Lean
 from .sketch import Sketch
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 
 class Apart(Twins):
@@ -69,7 +66,7 @@ class Apart(Twins):
     def __init__(
         self,
         model: nn.Module,
-        mesh: DeviceMesh,
+        mesh: distributed.device_mesh.DeviceMesh,
         groups: str | Grouping = "layer",
         seed: SupportsIndex = 0,
         *,
@@ -118,7 +115,7 @@ class Remote(Copies):
         self,
         model: nn.Module,
         partition: Partition,
-        mesh: DeviceMesh,
+        mesh: distributed.device_mesh.DeviceMesh,
         sizes: dict[str, int],
         exchange: int | None,
         sketch: int | None,
@@ -161,7 +158,7 @@ class Remote(Copies):
             if generator is not None:
                 seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
             sigma = self.partition.expand(weights, scale)
-            with Lean(twins, self._owners, weights, sigma, seed) as self._block:
+            with Lean(twins, self._owners, weights, [], sigma, seed) as self._block:
                 yield
             return
         try:

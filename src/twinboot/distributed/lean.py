@@ -7,7 +7,8 @@ memory anyway.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -21,6 +22,7 @@ from .._core.seeds import derive
 from .._core.tensors import in_order
 
 
+@dataclass(eq=False)
 class Lean(NoisyBlock):
     """A block in which PyTorch's operations, also those of backward passes, read weights with noise.
 
@@ -28,16 +30,11 @@ class Lean(NoisyBlock):
     Other threads would see them, too, and are refused.
     """
 
-    def __init__(
-        self,
-        copies: Any,
-        owners: Iterable[nn.Module],
-        weights: list[Tensor],
-        sigma: Sequence[Tensor],
-        seed: int,
-    ) -> None:
-        super().__init__(copies, owners, weights, [])
-        self.reads = _NoisyReads([w.detach() for w in weights], sigma, seed)
+    sigma: Sequence[Tensor]
+    seed: int
+
+    def __post_init__(self) -> None:
+        self.reads = _NoisyReads([w.detach() for w in self.weights], self.sigma, self.seed)
 
     def __enter__(self) -> Lean:
         super().__enter__()

@@ -237,7 +237,7 @@ def summary(config: Config, estimates: pd.DataFrame) -> pd.DataFrame:
     found = grouped.agg(mean="mean", error="sem", variance="var").reset_index()
     found["variance"] /= found["mean"] ** 2
     found["expected"] = found["estimator"].map(expected(config))
-    found["trainings"] = found["estimator"].str.extract(r"bootstrap (\d+)", expand=False).fillna(2).astype(int)
+    found["trainings"] = found["estimator"].str.extract(r"bootstrap (\d+)", expand=False).fillna("2").astype(int)
     settled = ~found["estimator"].isin(["twins, few steps", "twins, constant rate"])
     found["theory"] = relative_variance(found["trainings"], found["size"]).where(settled)
     return found

@@ -80,7 +80,7 @@ def _require(config: Config) -> None:
     if preset.dataset != "digits" and config.data is None:
         raise UnavailableError(
             f"the preset {config.preset} needs files of {preset.dataset}: give --data DIRECTORY with "
-            f"{image_files.wanted(preset.dataset)}, from {image_files.PAGES[preset.dataset]}."
+            f"{image_files.wanted(preset.dataset)}, from {image_files.LAYOUTS[preset.dataset].page}."
         )
     try:
         data = _images(preset.dataset, config.data)

@@ -79,26 +79,18 @@ def _runs(config: Config, tick: Tick) -> dict[str, pd.DataFrame]:
 
 def summary(runs: pd.DataFrame) -> pd.DataFrame:
     """For each reset: the share of runs whose twins end in different wells, or with a twin in neither, and sigma."""
-    rows = []
-    for reset, group in runs.groupby("reset", sort=False):
-        lost = (group["well_1"] == "neither") | (group["well_2"] == "neither")
-        apart = (group["well_1"] != group["well_2"]) & ~lost
-        together, share = group[~apart & ~lost]["sigma"], apart.mean()
-        root, error = rms(together)
-        rows.append(
-            {
-                "reset": reset,
-                "apart": share,
-                # Where no or every run is apart, chance could still have hidden three.
-                "apart_error": max(math.sqrt(share * (1 - share)), 1.5 / math.sqrt(len(group))) / math.sqrt(len(group)),
-                "lost": lost.mean(),
-                "sigma_apart": rms(group[apart]["sigma"])[0],
-                "sigma": root,
-                "sigma_error": error,
-                "sigma_median": together.median(),
-            }
-        )
-    return pd.DataFrame(rows).set_index("reset")
+    lost = (runs[["well_1", "well_2"]] == "neither").any(axis=1)
+    apart = (runs["well_1"] != runs["well_2"]) & ~lost
+    together = runs["sigma"].where(~apart & ~lost)
+    columns = {"apart": apart, "lost": lost, "together": together, "split": runs["sigma"].where(apart)}
+    grouped = runs.assign(**columns).groupby("reset", sort=False)
+    found = grouped.agg(apart=("apart", "mean"), lost=("lost", "mean"), sigma_median=("together", "median"))
+    # Where no or every run is apart, chance could still have hidden three.
+    deviation, number = (found["apart"] * (1 - found["apart"])).pow(0.5), grouped.size().pow(0.5)
+    found["apart_error"] = deviation.clip(lower=1.5 / number) / number
+    found["sigma_apart"] = [rms(own["split"])[0] for _, own in grouped]
+    found[["sigma", "sigma_error"]] = [rms(own["together"]) for _, own in grouped]
+    return found
 
 
 def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
