@@ -305,7 +305,7 @@ class Partition(nn.Module):
             for i, p in enumerate(like)
         ]
         for i in self._fixed:
-            found[i] = found[i].masked_fill(cut(self._mask(i).to(sigma.device), like[i]), 0.0)
+            found[i] = found[i].masked_fill(cut(self.get_buffer(f"fixed_{i}").to(sigma.device), like[i]), 0.0)
         return [s if s.device == p.device else s.to(p.device) for s, p in zip(found, like, strict=True)]
 
     def views(self, like: Sequence[Tensor]) -> list[Tensor] | None:
@@ -377,18 +377,17 @@ class Partition(nn.Module):
     def _labels(self, i: int, beside: Tensor) -> Tensor:
         return self.get_buffer(f"labels_{i}").to(beside.device)
 
-    def _mask(self, i: int) -> Tensor:
-        return self.get_buffer(f"fixed_{i}")
-
     def labels(self) -> dict[str, Tensor]:
         """Parameter name -> labels, for the parameters with several sigmas."""
-        names = list(self.parameter_shapes)
-        return {names[i]: self.get_buffer(f"labels_{i}") for i in self._labelled}
+        return self._named("labels", self._labelled)
 
     def fixed(self) -> dict[str, Tensor]:
         """Parameter name -> mask, for the parameters with entries that no gradient reaches."""
+        return self._named("fixed", self._fixed)
+
+    def _named(self, kind: str, which: Sequence[int]) -> dict[str, Tensor]:
         names = list(self.parameter_shapes)
-        return {names[i]: self._mask(i) for i in self._fixed}
+        return {names[i]: self.get_buffer(f"{kind}_{i}") for i in which}
 
     def describe(self) -> dict[str, Any]:
         """The partition as plain data for JSON, with checksums in place of labels and masks."""

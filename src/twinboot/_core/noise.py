@@ -78,14 +78,11 @@ def _fill_copy(tensors: Sequence[Tensor], seed: int) -> None:
 
 def room_for(weights: list[Tensor], spare: list[Tensor]) -> list[Tensor]:
     """Memory for a copy of the weights: `spare`, if it fits."""
-    if list(map(_kind, spare)) == list(map(_kind, weights)):
+    have, need = ([(t.dtype, t.device, is_sharded(t)) for t in tensors] for tensors in (spare, weights))
+    if have == need:
         return spare
     with torch.inference_mode(False):  # it is used after such a mode, too
         return [torch.empty_like(w) for w in weights]
-
-
-def _kind(t: Tensor) -> tuple[torch.dtype, torch.device, bool]:
-    return t.dtype, t.device, is_sharded(t)
 
 
 @dataclass(eq=False)

@@ -109,7 +109,11 @@ class Bootstrap:
             raise ValueError('kind="split" has no strata: uneven strata would make the twins differ.')
         if cover and (block is not None or strata is not None):
             raise ValueError("cover cannot be combined with block or strata: it adds single samples.")
-        counts = _room(replicas, self.n, kind)
+        try:  # memory before draws: those of too many samples or twins would take forever
+            counts = np.empty((replicas, self.n), np.float64 if kind == "bayesian" else np.int64)
+        except (MemoryError, OverflowError, ValueError):
+            many = f"{shown(replicas)} twins for {shown(self.n)} samples"
+            raise ValueError(f"the counts of {many} do not fit into memory: give fewer.") from None
         self.counts = torch.from_numpy(counts)
         if kind == "split":
             counts[:] = _split(self.seed, replicas, cluster, self.n, self.cover)
@@ -188,16 +192,6 @@ class Bootstrap:
         more = ", cover=True" if self.cover else ""
         more += f", {len(self.calibration)} for calibration" if len(self.calibration) else ""
         return f"Bootstrap(n={self.n}, replicas={self.replicas}, seed={self.seed}, kind={self.kind!r}{more})"
-
-
-def _room(replicas: int, n: int, kind: str) -> NDArray[Any]:
-    """Memory for the counts, reserved before drawing: too many samples or twins would take forever to draw."""
-    try:
-        return np.empty((replicas, n), np.float64 if kind == "bayesian" else np.int64)
-    except (MemoryError, OverflowError, ValueError):
-        raise ValueError(
-            f"the counts of {shown(replicas)} twins for {shown(n)} samples do not fit into memory: give fewer."
-        ) from None
 
 
 def _draw(rng: np.random.Generator, kind: str, stratum: NDArray[np.int64]) -> NDArray[Any]:

@@ -6,7 +6,6 @@ They are sent as bytes: nothing is summed on the way, so all bits arrive as they
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, distributed
@@ -55,13 +54,12 @@ def same_everywhere(number: int, groups: Sequence[distributed.ProcessGroup], dev
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     """Neighbours of one dtype and device, up to a size: each message costs about 0.1 ms, however small."""
     bucket: list[Tensor] = []
-    kind: Any = None
     for t in tensors:
-        if bucket and (kind != (t.dtype, t.device) or sum(b.numel() for b in bucket) + t.numel() > AT_ONCE):
+        is_full = sum(b.numel() for b in bucket) + t.numel() > AT_ONCE
+        if bucket and (is_full or bucket[0].dtype != t.dtype or bucket[0].device != t.device):
             yield bucket
             bucket = []
         bucket.append(t)
-        kind = (t.dtype, t.device)
     if bucket:
         yield bucket
 

@@ -75,7 +75,7 @@ class _NoisyReads(TorchDispatchMode):
         self.paused = False
         self.stored: dict[int, list[int]] = {}  # address of memory -> its weights: often one, in some RNNs all
         for i, w in enumerate(weights):
-            self.stored.setdefault(_address(w), []).append(i)
+            self.stored.setdefault(w.untyped_storage().data_ptr(), []).append(i)
 
     def clean(self, i: int) -> Tensor:
         self.paused = True
@@ -110,7 +110,7 @@ class _NoisyReads(TorchDispatchMode):
         """Which weight's memory this is, and the offset in bytes."""
         if not isinstance(value, Tensor) or value.layout != torch.strided or not value.numel():
             return None
-        for i in self.stored.get(_address(value), ()):
+        for i in self.stored.get(value.untyped_storage().data_ptr(), ()):
             offset = _begin(value) - _begin(self.weights[i])
             if -_reach(value) < offset < _reach(self.weights[i]):
                 if offset < 0 or offset + _reach(value) > _reach(self.weights[i]):
@@ -141,10 +141,6 @@ def _about(func: Any) -> tuple[bool, bool, frozenset[int | str]]:
     view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
     written = (key for k, a in arguments if a.alias_info and a.alias_info.is_write for key in (k, a.name))
     return not (name.endswith("_like") or name.startswith("new_")), view, frozenset(written)
-
-
-def _address(t: Tensor) -> int:
-    return t.untyped_storage().data_ptr()
 
 
 def _begin(t: Tensor) -> int:

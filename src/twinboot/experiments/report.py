@@ -91,25 +91,18 @@ def _content(
     """The variables of both templates. `figures` are the links to the figures in Markdown."""
     sections = [_section(run) | {"figure": figure} for run, figure in zip(runs, figures, strict=True)]
     verdicts: list[Verdict] = [verdict for section in sections for verdict in section["verdicts"]]
+    quick = [section["title"] for section in sections if "--quick" in section["command"].split()]
+    which = "any verdict of this report" if len(quick) == len(sections) else f"the verdicts of: {', '.join(quick)}"
     return {
         "title": title,
         "about": about,
         "unfinished": unfinished,
         "sections": sections,
-        "caution": _caution(sections),
+        "caution": f"Made with --quick, from few seeds. Do not quote {which}." if quick else "",
         "counts": _counts(verdicts),
         "version": __version__,
         "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     }
-
-
-def _caution(sections: Sequence[Mapping[str, Any]]) -> str:
-    """What to say at the top about quick runs, if there are any."""
-    quick = [section["title"] for section in sections if "--quick" in section["command"].split()]
-    if not quick:
-        return ""
-    which = "any verdict of this report" if len(quick) == len(sections) else f"the verdicts of: {', '.join(quick)}"
-    return f"Made with --quick, from few seeds. Do not quote {which}."
 
 
 def _counts(verdicts: Sequence[Verdict]) -> dict[str, list[tuple[int, Status]]]:

@@ -89,10 +89,8 @@ class Single:
         self.device = next(self.model.parameters()).device
         self.optimizer, self.scheduler = make(self.model) if make else (adam(self.model.parameters(), problem.lr), None)
         self.average = None if power is None else _weighted_average(self.model, power)
-        used = torch.ones(len(problem.y), dtype=torch.bool)
-        if held is not None:
-            used[held] = False
-        self.trained_on = used.nonzero().squeeze(1)
+        images = torch.arange(len(problem.y))
+        self.trained_on = images if held is None else images[~torch.isin(images, held)]
         self.states: dict[str, dict[str, Tensor]] = {}
         self.lowest = {"loss": math.inf, "average, loss": math.inf}
         self.curve: dict[str, list[float]] = {"epoch": [], "train": [], "validation": [], "loss": [], "seconds": []}
