@@ -85,7 +85,7 @@ def room_for(weights: list[Tensor], spare: list[Tensor]) -> list[Tensor]:
         return [torch.empty_like(w) for w in weights]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class NoisyBlock:
     """A block in which weights may be perturbed. At its end they are restored bit for bit."""
 

@@ -22,7 +22,7 @@ from .._core.seeds import derive
 from .._core.tensors import in_order
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Lean(NoisyBlock):
     """A block in which PyTorch's operations, also those of backward passes, read weights with noise.
 

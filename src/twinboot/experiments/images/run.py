@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -52,17 +53,10 @@ def parts(config: Config) -> list[Part]:
     _require(config)
     if len(methods) < len(config.all_methods):
         _say_left_out(NEEDS_IVON)
-    found = [
-        # Directories on Windows have no colon in their names.
-        Part(
-            f"seed {i} {name}".replace(":", " "),
-            find(name).epochs(epochs),
-            partial(_run, config, name, i),
-            resumes=True,
-        )
-        for name in methods
-        for i in range(number)
-    ]
+    found = []
+    for name, seed in product(methods, range(number)):
+        part = f"seed {seed} {name}".replace(":", " ")  # directories on Windows have no colon in their names
+        found.append(Part(part, find(name).epochs(epochs), partial(_run, config, name, seed), resumes=True))
     ticks = (TURNS + 1) * len(_kinds(config))
     return [*found, Part("cost", ticks, partial(_cost, config), alone=True)]
 
