@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twinboot import Twins
-from twinboot._core.noise import fill_copies_
+from twinboot._core.noise import filler
 from twinboot._core.seeds import derive
 from twinboot.distributed.sketch import Sketch
 from twinboot.experiments import networks
@@ -84,7 +84,7 @@ def measure(case: Case) -> list[str]:
             errors[k].append(((total / twins.partition.sizes / 2).sqrt() / exact - 1).abs()[known])
         noise = [[torch.empty_like(w, requires_grad=False) for w in weights[0]]]
         started = time.thread_time()
-        fill_copies_(noise, step)
+        filler(noise)(step, None)
         seconds["noise"].append(time.thread_time() - started)
         if step % RESET_EVERY == RESET_EVERY - 1:
             twins.reset()

@@ -30,7 +30,7 @@ from torch.func import functional_call, vmap
 from torch.utils.data import TensorDataset
 
 from twinboot import Bootstrap, PairedLoader, Twins
-from twinboot._core.noise import fill_copies_
+from twinboot._core.noise import filler
 
 BATCH = 64  # the paper's batch size (Appendix A.4)
 RESULTS = Path("out/overhead")
@@ -209,7 +209,7 @@ def measure(case: Case) -> dict[str, list[float]]:
         "plain step": lambda k: plain.step(*batch(k)),
         "two plain steps": two_plain_steps,
         "twin step": lambda k: twin.step((batch(k), batch(k + 1))),
-        "of which: noise": lambda k: fill_copies_(scratch, k),
+        "of which: noise": lambda k: filler(scratch)(k, None),
         "of which: backup and restore": lambda k: backup_and_restore(),
         "of which: sigma": lambda k: twins.update(),
     }

@@ -17,6 +17,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -91,39 +92,32 @@ def _each_weight(name: str, parameter: Tensor) -> Assignment:
     return Assignment(name, labels.view(parameter.shape), tuple(parameter.shape))
 
 
-class _Units:
+def _each_unit(model: nn.Module) -> Grouping:
     """The entries of a layer at the same place along the output dimension.
 
     Parameters of a layer with the same number of outputs, such as a weight and its bias, share their units. One with
     another number of outputs has a group of its own, named after the layer and that number.
     """
+    outputs_of: dict[str, int] = {}
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.outputs: dict[str, int] = {}
-
-    def __call__(self, name: str, parameter: Tensor) -> str | Assignment:
-        layer = layer_of(self.model, name)
-        labels = self._labels(self.model.get_submodule(layer), parameter) if parameter.ndim else None
-        if labels is None:
-            return name
-        outputs = int(labels.max()) + 1
-        group = layer or ROOT
-        if self.outputs.setdefault(layer, outputs) != outputs:
-            group = f"{group}[{outputs}]"
-        return Assignment(group, labels, (outputs,))
-
-    @staticmethod
-    def _labels(module: nn.Module, parameter: Tensor) -> Tensor | None:
-        labels = torch.arange(parameter.shape[0], device="cpu")
+    def unit(name: str, parameter: Tensor) -> str | Assignment:
+        layer = layer_of(model, name)
+        module, labels = model.get_submodule(layer), torch.arange(len(parameter) if parameter.ndim else 0, device="cpu")
         if isinstance(module, nn.modules.conv._ConvTransposeNd) and parameter.ndim > 1:
             # Stored as [in, out / groups, ...]: the outputs lie along dimension 1, one group of inputs after another.
             outputs = module.out_channels // module.groups
             if parameter.shape[:2] != (module.in_channels, outputs):
-                return None  # the norms of weight_norm, which belong to the inputs
+                return name  # the norms of weight_norm, which belong to the inputs
             of_input = labels // (module.in_channels // module.groups)
             labels = of_input[:, None] * outputs + torch.arange(outputs, device="cpu")
-        return labels.view(*labels.shape, *[1] * (parameter.ndim - labels.ndim))
+        if not len(labels):
+            return name
+        number, group = int(labels.max()) + 1, layer or ROOT
+        if outputs_of.setdefault(layer, number) != number:
+            group = f"{group}[{number}]"
+        return Assignment(group, labels.view(*labels.shape, *[1] * (parameter.ndim - labels.ndim)), (number,))
+
+    return unit
 
 
 # Name of a kind -> a function that makes the grouping of a model. With "weight" and two twins, sigma is a very noisy
@@ -131,19 +125,16 @@ class _Units:
 KINDS: dict[str, Callable[[nn.Module], Grouping]] = {
     "layer": lambda model: lambda name, parameter: layer_of(model, name) or ROOT,  # as in the paper
     "tensor": lambda model: lambda name, parameter: name,
-    "unit": _Units,
+    "unit": _each_unit,
     "weight": lambda model: _each_weight,
 }
 
 
 def assign(model: nn.Module, grouping: str | Grouping) -> dict[str, Assignment]:
     """Name of each trainable parameter -> its group. What the grouping returns is checked."""
-    if isinstance(grouping, str) and grouping in KINDS:
-        rule = KINDS[grouping](model)
-    elif callable(grouping):
-        rule = grouping
-    else:
+    if not callable(grouping):
         require_kind(grouping)
+    rule = grouping if callable(grouping) else KINDS[grouping](model)
     return {name: _as_assignment(rule(name, p.detach()), name, p) for name, p in _trainable(model)}
 
 
@@ -277,14 +268,13 @@ class Partition(nn.Module):
         """The partition of a model's trainable parameters by a grouping. Sigma is 0."""
         assigned = assign(model, grouping)
         groups = _group_shapes(assigned)
-        starts, start = {}, 0
-        for group, shape in groups.items():
-            starts[group], start = start, start + math.prod(shape)
-        owners = [starts[a.group] if a.labels is None else a.labels + starts[a.group] for a in assigned.values()]
+        *starts, number = accumulate(map(math.prod, groups.values()), initial=0)
+        first = dict(zip(groups, starts, strict=True))
+        owners = [first[a.group] if a.labels is None else a.labels + first[a.group] for a in assigned.values()]
         parameters = {name: model.get_parameter(name) for name in assigned}
         dtype = torch.float64 if any(p.dtype == torch.float64 for p in parameters.values()) else torch.float32
         shapes = {name: tuple(p.shape) for name, p in parameters.items()}
-        partition = cls(groups, shapes, owners, torch.zeros(start, dtype=dtype, device="cpu"), fixed_entries(model))
+        partition = cls(groups, shapes, owners, torch.zeros(number, dtype=dtype, device="cpu"), fixed_entries(model))
         return partition.to(next(iter(parameters.values())).device)
 
     def by_group(self, flat: Tensor) -> dict[str, Tensor]:
@@ -315,7 +305,7 @@ class Partition(nn.Module):
             for i, p in enumerate(like)
         ]
         for i in self._fixed:
-            found[i] = found[i].masked_fill(cut(self._mask(i).to(sigma.device), like[i]), 0.0)
+            found[i] = found[i].masked_fill(cut(self.get_buffer(f"fixed_{i}").to(sigma.device), like[i]), 0.0)
         return [s if s.device == p.device else s.to(p.device) for s, p in zip(found, like, strict=True)]
 
     def views(self, like: Sequence[Tensor]) -> list[Tensor] | None:
@@ -359,22 +349,19 @@ class Partition(nn.Module):
             by_holders.setdefault(holders(p), []).append((i, wide(deviation), p))
         for groups, here in by_holders.items():
             part = torch.zeros_like(total) if groups else total
-            self._add_here_(part, here)
+            if whole := [(i, deviation) for i, deviation, _ in here if i in self._whole]:
+                norms = torch._foreach_norm([deviation for _, deviation in whole])
+                places = [i for i, _ in whole]
+                all_once = places == list(range(len(self._owners)))
+                owners = self._owners if all_once else torch.stack([self._owners[i] for i in places])
+                part.index_add_(0, owners, torch.stack([n.to(part) for n in norms]).square_())
+            for i, deviation, p in here:
+                if i not in self._whole:
+                    labels = cut(self._labels(i, part), p)
+                    squares = deviation.square().sum_to_size(labels.shape)
+                    part.index_add_(0, labels.flatten(), squares.flatten().to(part))
             if groups:
                 total += summed(part, groups)
-
-    def _add_here_(self, total: Tensor, parameters: Sequence[tuple[int, Tensor, Tensor]]) -> None:
-        if whole := [(i, deviation) for i, deviation, _ in parameters if i in self._whole]:
-            norms = torch._foreach_norm([deviation for _, deviation in whole])
-            places = [i for i, _ in whole]
-            all_once = places == list(range(len(self._owners)))
-            owners = self._owners if all_once else torch.stack([self._owners[i] for i in places])
-            total.index_add_(0, owners, torch.stack([n.to(total) for n in norms]).square_())
-        for i, deviation, p in parameters:
-            if i not in self._whole:
-                labels = cut(self._labels(i, total), p)
-                squares = deviation.square().sum_to_size(labels.shape)
-                total.index_add_(0, labels.flatten(), squares.flatten().to(total))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Partition:
         sigma = self.sigma
@@ -390,18 +377,17 @@ class Partition(nn.Module):
     def _labels(self, i: int, beside: Tensor) -> Tensor:
         return self.get_buffer(f"labels_{i}").to(beside.device)
 
-    def _mask(self, i: int) -> Tensor:
-        return self.get_buffer(f"fixed_{i}")
-
     def labels(self) -> dict[str, Tensor]:
         """Parameter name -> labels, for the parameters with several sigmas."""
-        names = list(self.parameter_shapes)
-        return {names[i]: self.get_buffer(f"labels_{i}") for i in self._labelled}
+        return self._named("labels", self._labelled)
 
     def fixed(self) -> dict[str, Tensor]:
         """Parameter name -> mask, for the parameters with entries that no gradient reaches."""
+        return self._named("fixed", self._fixed)
+
+    def _named(self, kind: str, which: Sequence[int]) -> dict[str, Tensor]:
         names = list(self.parameter_shapes)
-        return {names[i]: self._mask(i) for i in self._fixed}
+        return {names[i]: self.get_buffer(f"{kind}_{i}") for i in which}
 
     def describe(self) -> dict[str, Any]:
         """The partition as plain data for JSON, with checksums in place of labels and masks."""

@@ -136,19 +136,14 @@ class growing:
         return due < count and self._nth(due + 1) == count
 
     def _nth(self, n: int) -> int:
-        growing = min(n, self._until_most)
+        growing = n
+        if self.most is not None and self.factor > 1:  # after so many intervals, all are the longest
+            growing = min(n, math.ceil(math.log(self.most / self.first) / math.log(self.factor)))
         try:  # first * (1 + factor + ... + factor^(growing - 1))
             total = growing if self.factor == 1 else (self.factor**growing - 1) / (self.factor - 1)
         except OverflowError:  # so far ahead that no run gets there
             return 2**62
         return int(min(self.first * total + (n - growing) * (self.most or 0) + 0.5, 2.0**62))
-
-    @property
-    def _until_most(self) -> float:
-        """How many intervals are shorter than the longest."""
-        if self.most is None or self.factor == 1:
-            return math.inf
-        return math.ceil(math.log(self.most / self.first) / math.log(self.factor))
 
 
 @dataclass(frozen=True)

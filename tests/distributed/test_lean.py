@@ -76,7 +76,7 @@ def trained(model: nn.Module) -> list[Tensor]:
 
 
 def noisy_reads(weights: list[Tensor], sigma: Sequence[Tensor] | None = None, seed: int = 3) -> Lean:
-    return Lean(nn.ModuleList(), [], weights, sigma or [torch.tensor(SIGMA)] * len(weights), seed)
+    return Lean(nn.ModuleList(), [], weights, [], sigma or [torch.tensor(SIGMA)] * len(weights), seed)
 
 
 def loss(model: nn.Module, x: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ def test_weights_that_were_converted_in_the_block_are_put_back() -> None:
 
 def test_another_thread_is_refused() -> None:
     model, x = mlp(), torch.randn(5, 4)
-    block = Lean(nn.ModuleList([model]), [], trained(model), [torch.tensor(SIGMA)] * 4, 3)
+    block = Lean(nn.ModuleList([model]), [], trained(model), [], [torch.tensor(SIGMA)] * 4, 3)
     with block, ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="called in another thread"):
         pool.submit(model, x).result()
 

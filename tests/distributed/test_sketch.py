@@ -7,7 +7,7 @@ from loops import assert_same_bits, mlp, seeded
 from torch import Tensor, nn
 
 from twinboot import Blocks, Twins
-from twinboot.distributed.sketch import Sketch, _Signs
+from twinboot.distributed.sketch import Sketch, _signs
 from twinboot.groups import Partition
 
 
@@ -98,8 +98,8 @@ def test_a_sketch_is_linear_and_its_signs_depend_on_the_seed_alone() -> None:
 
 def test_signs_have_mean_0_and_neighbours_are_independent() -> None:
     ones = torch.ones(2**18 + 7)  # the last word of random bits is used in part
-    signs = _Signs(0)
-    drawn = torch.cat([signs.flipped(ones), signs.flipped(ones)])
+    signs = _signs(0)
+    drawn = torch.cat([signs(ones), signs(ones)])
     assert drawn.abs().eq(1).all()
     for lag in (0, 1, 31, 32, 64, len(ones)):
         products = drawn if lag == 0 else drawn[lag:] * drawn[:-lag]
@@ -111,9 +111,9 @@ def test_large_tensors_are_summed_part_by_part() -> None:
     w = torch.randn(n, generator=seeded(0))
     partition = partition_of((n,))
     sums = Sketch(partition, k).of([w], 3, beside=partition.sigma)
-    signs, parts = _Signs(3), w.split(2**18 // k * k)
+    signs, parts = _signs(3), w.split(2**18 // k * k)
     assert len(parts) == 3
-    signed = torch.cat([signs.flipped(part[None])[0] for part in parts])
+    signed = torch.cat([signs(part[None])[0] for part in parts])
     expected = torch.zeros(k).index_add_(0, torch.arange(n) % k, signed)
     torch.testing.assert_close(sums, expected, atol=1e-3, rtol=1e-4)
 

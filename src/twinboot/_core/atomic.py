@@ -22,7 +22,11 @@ def replacing(path: Path) -> Iterator[Path]:
     # Processes on several machines that share the disk may write the same file.
     host = re.sub(r"[^\w-]", "-", platform.node())
     partial = path.with_name(f".{path.name}.{host}.{os.getpid()}.partial")
-    _remove_abandoned(path, host)
+    own = re.compile(rf"\.{re.escape(path.name)}\.{re.escape(host)}\.(\d+)\.partial")
+    with suppress(OSError):  # if the folder cannot be listed, the write itself reports that
+        for name in os.listdir(path.parent):
+            if (found := own.fullmatch(name)) and not _runs(int(found[1])):
+                path.with_name(name).unlink(missing_ok=True)
     try:
         yield partial
         partial.replace(path)
@@ -38,14 +42,6 @@ def sync(path: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.ENOSYS):  # the file system cannot sync
                 raise
-
-
-def _remove_abandoned(path: Path, host: str) -> None:
-    own = re.compile(rf"\.{re.escape(path.name)}\.{re.escape(host)}\.(\d+)\.partial")
-    with suppress(OSError):  # if the folder cannot be listed, the write itself reports that
-        for name in os.listdir(path.parent):
-            if (found := own.fullmatch(name)) and not _runs(int(found[1])):
-                path.with_name(name).unlink(missing_ok=True)
 
 
 def _runs(process: int) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .noise import NoisyBlock, fill_copies_, room_for
+from .noise import NoisyBlock, filler, room_for
 from .ranks import local
 from .tensors import expanded
 
@@ -88,7 +88,7 @@ class Copies:
         with NoisyBlock(twins, self._owners, flat, self._spare) as self._block:
             with torch.no_grad():  # line 6: w + sigma * e, in the memory of w
                 here = [list(map(local, own)) for own in weights]
-                fill_copies_(here, seed, generator)
+                filler(here)(seed, generator)
                 noise = [e for own in here for e in own]
                 torch._foreach_mul_(noise, self.partition.expand(weights[0], scale) * len(weights))
                 torch._foreach_add_(noise, list(map(local, self._spare)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -42,13 +43,9 @@ def normals(seed: int, generator: torch.Generator | None = None) -> Callable[[Te
     return fill
 
 
-def fill_copies_(copies: Sequence[Sequence[Tensor]], seed: int, generator: torch.Generator | None = None) -> None:
-    """Fill several copies of the same tensors with independent standard normals."""
-    filler(copies)(seed, generator)
-
-
 def filler(copies: Sequence[Sequence[Tensor]]) -> Callable[[int, torch.Generator | None], None]:
-    """`fill_copies_` for tensors that are filled repeatedly: what depends on the tensors alone is done once.
+    """A function that fills several copies of the same tensors with independent standard normals. What depends on the
+    tensors alone is done once.
 
     PyTorch draws normals on one CPU core, so large copies have their own generators and are filled in parallel.
     """
@@ -81,37 +78,24 @@ def _fill_copy(tensors: Sequence[Tensor], seed: int) -> None:
 
 def room_for(weights: list[Tensor], spare: list[Tensor]) -> list[Tensor]:
     """Memory for a copy of the weights: `spare`, if it fits."""
-    if list(map(_kind, spare)) == list(map(_kind, weights)):
+    have, need = ([(t.dtype, t.device, is_sharded(t)) for t in tensors] for tensors in (spare, weights))
+    if have == need:
         return spare
     with torch.inference_mode(False):  # it is used after such a mode, too
         return [torch.empty_like(w) for w in weights]
 
 
-def _kind(t: Tensor) -> tuple[torch.dtype, torch.device, bool]:
-    return t.dtype, t.device, is_sharded(t)
-
-
+@dataclass(eq=False, repr=False)
 class NoisyBlock:
-    """A block in which weights may be perturbed. At its end they are restored bit for bit.
+    """A block in which weights may be perturbed. At its end they are restored bit for bit."""
 
-    Args:
-        copies: the models that are called, as a module that iterates over them.
-        owners: the modules in them that hold the weights.
-        weights: the weights to perturb, after entering and before calling `watch`.
-        clean: memory for the clean weights inside the block.
-    """
-
-    def __init__(
-        self,
-        copies: Any,
-        owners: Iterable[nn.Module],
-        weights: list[Tensor],
-        clean: list[Tensor],
-    ) -> None:
-        self.copies, self.owners, self.weights, self.clean = copies, owners, weights, clean
-        self.inside = False
-        self.versions: list[int] | None = None
-        self.hooks: list[Any] = []
+    copies: Any  # the models that are called, as a module that iterates over them
+    owners: Iterable[nn.Module]  # the modules in them that hold the weights
+    weights: list[Tensor]  # to perturb, after entering and before calling `watch`
+    clean: list[Tensor]  # memory for the clean weights inside the block
+    inside: bool = field(default=False, init=False)
+    versions: list[int] | None = field(default=None, init=False)
+    hooks: list[Any] = field(default_factory=list, init=False)
 
     def __enter__(self) -> NoisyBlock:
         self._keep()

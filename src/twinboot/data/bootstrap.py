@@ -98,47 +98,47 @@ class Bootstrap:
         if strata is not None and kind == "poisson":
             raise ValueError('kind="poisson" draws each count on its own, so it cannot keep the shares of strata.')
         if block is not None:
-            _check_block(block, self.n, strata, clusters)
-        counts = _room(replicas, self.n, kind)
-        self.counts = torch.from_numpy(counts)
-        if kind == "split":
-            if block is not None:
+            if strata is not None or clusters is not None:
+                raise ValueError("block cannot be combined with strata or clusters.")
+            if not is_whole(block) or not 1 <= block < self.n:
+                most = f"less than the {self.n} samples"
+                raise ValueError(f"block must be a whole number from 1 to {most}, not {shown(block)}.")
+            if kind == "split":
                 raise ValueError('kind="split" has no blocks: give clusters, one label per run of samples.')
-            if strata is not None:
-                raise ValueError('kind="split" has no strata: uneven strata would make the twins differ.')
-            counts[:] = _split(self.seed, replicas, cluster, self.n, self.cover)
-            self._require_samples()
-            self._set_aside(float(calibration))
-            return
+        if strata is not None and kind == "split":
+            raise ValueError('kind="split" has no strata: uneven strata would make the twins differ.')
         if cover and (block is not None or strata is not None):
             raise ValueError("cover cannot be combined with block or strata: it adds single samples.")
-        for r in range(replicas):
-            rng = np.random.default_rng(seeds.derive(self.seed, "bootstrap", r))
-            if block is not None:
-                counts[r] = _draw_blocks(rng, kind, self.n, block)
-            elif cluster is not None:
-                counts[r] = _draw(rng, kind, _strata_of_clusters(stratum, cluster))[cluster]
-            else:
-                counts[r] = _draw(rng, kind, stratum if stratum is not None else np.zeros(self.n, np.int64))
+        try:  # memory before draws: those of too many samples or twins would take forever
+            counts = np.empty((replicas, self.n), np.float64 if kind == "bayesian" else np.int64)
+        except (MemoryError, OverflowError, ValueError):
+            many = f"{shown(replicas)} twins for {shown(self.n)} samples"
+            raise ValueError(f"the counts of {many} do not fit into memory: give fewer.") from None
+        self.counts = torch.from_numpy(counts)
+        if kind == "split":
+            counts[:] = _split(self.seed, replicas, cluster, self.n, self.cover)
+        else:
+            for r in range(replicas):
+                rng = np.random.default_rng(seeds.derive(self.seed, "bootstrap", r))
+                if block is not None:
+                    counts[r] = _draw_blocks(rng, kind, self.n, block)
+                elif cluster is not None:
+                    counts[r] = _draw(rng, kind, _strata_of_clusters(stratum, cluster))[cluster]
+                else:
+                    counts[r] = _draw(rng, kind, stratum if stratum is not None else np.zeros(self.n, np.int64))
         if cover:
             rng = np.random.default_rng(seeds.derive(self.seed, "cover"))
             unit = np.arange(self.n) if cluster is None else cluster
             taker = torch.from_numpy((rng.random(unit.max() + 1) * replicas).astype(np.int64)[unit])
             self.counts[taker[self.unseen], self.unseen] = 1
-        self._require_samples()
-        self._set_aside(float(calibration))
-
-    def _require_samples(self) -> None:
         if bool((self.counts.sum(1) == 0).any()):
             raise ValueError("a twin got no sample at all: give more data, or another kind of resampling.")
-
-    def _set_aside(self, share: float) -> None:
         unseen = self.unseen
-        number = int(share * len(unseen))
-        if share and not number:
+        aside = int(float(calibration) * len(unseen))
+        if calibration and not aside:
             raise ValueError(f"{len(unseen)} samples that no twin sees are too few to set some aside for calibration.")
         rng = np.random.default_rng(seeds.derive(self.seed, "calibration"))
-        self.calibration = unseen[torch.from_numpy(np.sort(rng.permutation(len(unseen))[:number]))]
+        self.calibration = unseen[torch.from_numpy(np.sort(rng.permutation(len(unseen))[:aside]))]
 
     @property
     def scale(self) -> float:
@@ -192,16 +192,6 @@ class Bootstrap:
         more = ", cover=True" if self.cover else ""
         more += f", {len(self.calibration)} for calibration" if len(self.calibration) else ""
         return f"Bootstrap(n={self.n}, replicas={self.replicas}, seed={self.seed}, kind={self.kind!r}{more})"
-
-
-def _room(replicas: int, n: int, kind: str) -> NDArray[Any]:
-    """Memory for the counts, reserved before drawing: too many samples or twins would take forever to draw."""
-    try:
-        return np.empty((replicas, n), np.float64 if kind == "bayesian" else np.int64)
-    except (MemoryError, OverflowError, ValueError):
-        raise ValueError(
-            f"the counts of {shown(replicas)} twins for {shown(n)} samples do not fit into memory: give fewer."
-        ) from None
 
 
 def _draw(rng: np.random.Generator, kind: str, stratum: NDArray[np.int64]) -> NDArray[Any]:
@@ -287,13 +277,6 @@ def _codes(argument: str, values: Any, n: int) -> NDArray[np.int64] | None:
     if shape != (n,):
         raise ValueError(f"{argument} must have one label per sample, {n} in all, not an array of shape {shape}.")
     raise ValueError(f"{argument} must be labels that can be sorted, such as numbers or strings, with none missing.")
-
-
-def _check_block(block: int, n: int, strata: object, clusters: object) -> None:
-    if strata is not None or clusters is not None:
-        raise ValueError("block cannot be combined with strata or clusters.")
-    if not is_whole(block) or not 1 <= block < n:
-        raise ValueError(f"block must be a whole number from 1 to less than the {n} samples, not {shown(block)}.")
 
 
 def _require_size(n: SupportsIndex) -> int:

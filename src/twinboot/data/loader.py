@@ -239,17 +239,14 @@ class _Fetch(Dataset[Any]):
             batches: list[Any] = [[t[i if places is None else places[i]] for t in tensors] for i in indices]
         else:
             with seeded(seed):
-                batches = [self._collate(i.tolist()) for i in indices]
+                batches = [(self.collate or collate)(self._samples(i.tolist())) for i in indices]
         if self.weights is None:
             return tuple(batches)
         return tuple(_with_weight(batch, w[i]) for batch, w, i in zip(batches, self.weights, indices, strict=True))
 
-    def _collate(self, indices: list[int]) -> Any:
-        if hasattr(self.dataset, "__getitems__"):
-            samples = self.dataset.__getitems__(indices)
-        else:
-            samples = [self.dataset[i] for i in indices]
-        return (self.collate or collate)(samples)
+    def _samples(self, indices: list[int]) -> Any:
+        together = getattr(self.dataset, "__getitems__", None)
+        return together(indices) if together else [self.dataset[i] for i in indices]
 
 
 def _whole_tensors(dataset: Any) -> tuple[tuple[Tensor, ...], Tensor | None] | None:

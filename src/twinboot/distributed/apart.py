@@ -15,10 +15,10 @@ import json
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import Any, SupportsIndex
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from .._core import seeds
 from .._core.checks import require_types, require_whole
@@ -31,9 +31,6 @@ from ..twins import Twins
 from .exchange import copy_first_, gather, gather_each, same_everywhere
 from .lean import Lean
 from .sketch import Sketch
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 
 class Apart(Twins):
@@ -51,6 +48,10 @@ class Apart(Twins):
             unbiased sigma^2. The relative error of sigma is about 1 / sqrt(2 * sketch). Best a prime, such as 251.
             With None, sigma does not change between exchanges.
 
+    Attributes:
+        twin: the number of this process's twin.
+        share: the rank of this process among those of its twin, and their number: for `PairedLoader`.
+
     With Adam, a rank holds five numbers per weight inside `sampled()`, where plain training holds four, because the
     clean weights are restored; with `sampled(lean=True)` it holds four, too. The weights of other twins arrive in
     parts. Sigma is the same on all ranks. For the same weights and seed, the exact sigma, a reset and the estimate are
@@ -65,7 +66,7 @@ class Apart(Twins):
     def __init__(
         self,
         model: nn.Module,
-        mesh: DeviceMesh,
+        mesh: distributed.device_mesh.DeviceMesh,
         groups: str | Grouping = "layer",
         seed: SupportsIndex = 0,
         *,
@@ -80,25 +81,11 @@ class Apart(Twins):
         every, numbers = (None if value is None else int(value) for value in (exchange, sketch))
         sizes, number = _sizes(mesh), seeds.require_seed(seed)
         self._begin(model, groups, seed, lambda p: Remote(model, p, mesh, sizes, every, numbers, number))
+        self.twin, self.share, self.exchange = self._remote.twin, self._remote.share, every
 
     @property
     def _remote(self) -> Remote:
         return self._store  # type: ignore[return-value]
-
-    @property
-    def twin(self) -> int:
-        """The number of this process's twin."""
-        return self._remote.twin
-
-    @property
-    def share(self) -> tuple[int, int]:
-        """The rank of this process among those of its twin, and their number: for `PairedLoader`."""
-        return self._remote.share
-
-    @property
-    def exchange(self) -> int | None:
-        """At each multiple of this number of updates all weights travel."""
-        return self._remote.exchange
 
     @contextmanager
     def sampled(
@@ -128,7 +115,7 @@ class Remote(Copies):
         self,
         model: nn.Module,
         partition: Partition,
-        mesh: DeviceMesh,
+        mesh: distributed.device_mesh.DeviceMesh,
         sizes: dict[str, int],
         exchange: int | None,
         sketch: int | None,
@@ -171,7 +158,7 @@ class Remote(Copies):
             if generator is not None:
                 seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
             sigma = self.partition.expand(weights, scale)
-            with Lean(twins, self._owners, weights, sigma, seed) as self._block:
+            with Lean(twins, self._owners, weights, [], sigma, seed) as self._block:
                 yield
             return
         try:

@@ -6,25 +6,21 @@ They are sent as bytes: nothing is summed on the way, so all bits arrive as they
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed
 
 from .._core.tensors import AT_ONCE, in_order, overwrite_
 
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
 
-
-def gather(flat: Tensor, group: ProcessGroup) -> Tensor:
+def gather(flat: Tensor, group: distributed.ProcessGroup) -> Tensor:
     """The flat tensor of each rank, as rows, in the order of the ranks."""
     rows = flat.new_empty(distributed.get_world_size(group), len(flat))
     distributed.all_gather(list(rows.view(torch.uint8)), flat.view(torch.uint8), group=group)
     return rows
 
 
-def gather_each(tensors: Iterable[Tensor], group: ProcessGroup) -> Iterator[list[Tensor]]:
+def gather_each(tensors: Iterable[Tensor], group: distributed.ProcessGroup) -> Iterator[list[Tensor]]:
     """For each tensor the tensors of all ranks, in order of rank. This rank's is the tensor itself.
 
     At most one bucket of each rank is in memory, or its largest tensor.
@@ -38,7 +34,7 @@ def gather_each(tensors: Iterable[Tensor], group: ProcessGroup) -> Iterator[list
             yield [t if r == rank else _shaped(parts[i], t) for r, parts in enumerate(received)]
 
 
-def copy_first_(t: Tensor, group: ProcessGroup) -> None:
+def copy_first_(t: Tensor, group: distributed.ProcessGroup) -> None:
     """Overwrite the tensor by that of the group's first rank."""
     ordered = in_order(t.detach())
     flat = ordered.reshape(-1).clone()
@@ -46,7 +42,7 @@ def copy_first_(t: Tensor, group: ProcessGroup) -> None:
     overwrite_(ordered, flat.view(ordered.shape))
 
 
-def same_everywhere(number: int, groups: Sequence[ProcessGroup], device: torch.device) -> bool:
+def same_everywhere(number: int, groups: Sequence[distributed.ProcessGroup], device: torch.device) -> bool:
     """Whether all ranks have the same number. `groups`: one for each dimension of the mesh. All ranks get the same
     answer, so that they can stop together."""
     span = torch.tensor([number, -number], device=device)
@@ -58,13 +54,12 @@ def same_everywhere(number: int, groups: Sequence[ProcessGroup], device: torch.d
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     """Neighbours of one dtype and device, up to a size: each message costs about 0.1 ms, however small."""
     bucket: list[Tensor] = []
-    kind: Any = None
     for t in tensors:
-        if bucket and (kind != (t.dtype, t.device) or sum(b.numel() for b in bucket) + t.numel() > AT_ONCE):
+        is_full = sum(b.numel() for b in bucket) + t.numel() > AT_ONCE
+        if bucket and (is_full or bucket[0].dtype != t.dtype or bucket[0].device != t.device):
             yield bucket
             bucket = []
         bucket.append(t)
-        kind = (t.dtype, t.device)
     if bucket:
         yield bucket
 

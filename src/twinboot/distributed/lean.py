@@ -7,7 +7,8 @@ memory anyway.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -21,6 +22,7 @@ from .._core.seeds import derive
 from .._core.tensors import in_order
 
 
+@dataclass(eq=False, repr=False)
 class Lean(NoisyBlock):
     """A block in which PyTorch's operations, also those of backward passes, read weights with noise.
 
@@ -28,16 +30,11 @@ class Lean(NoisyBlock):
     Other threads would see them, too, and are refused.
     """
 
-    def __init__(
-        self,
-        copies: Any,
-        owners: Iterable[nn.Module],
-        weights: list[Tensor],
-        sigma: Sequence[Tensor],
-        seed: int,
-    ) -> None:
-        super().__init__(copies, owners, weights, [])
-        self.reads = _NoisyReads([w.detach() for w in weights], sigma, seed)
+    sigma: Sequence[Tensor]
+    seed: int
+
+    def __post_init__(self) -> None:
+        self.reads = _NoisyReads([w.detach() for w in self.weights], self.sigma, self.seed)
 
     def __enter__(self) -> Lean:
         super().__enter__()
@@ -78,7 +75,7 @@ class _NoisyReads(TorchDispatchMode):
         self.paused = False
         self.stored: dict[int, list[int]] = {}  # address of memory -> its weights: often one, in some RNNs all
         for i, w in enumerate(weights):
-            self.stored.setdefault(_address(w), []).append(i)
+            self.stored.setdefault(w.untyped_storage().data_ptr(), []).append(i)
 
     def clean(self, i: int) -> Tensor:
         self.paused = True
@@ -89,14 +86,14 @@ class _NoisyReads(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.paused or _reads_no_values(func) or not self._meets(args, kwargs.values()):
+        reads, may_be_view, written = _about(func)
+        if self.paused or not reads or not self._meets(args, kwargs.values()):
             return func(*args, **kwargs)
-        if _may_be_view(func):
+        if may_be_view:
             view = func(*args, **kwargs)
             if self._meets([view]):
                 return view
             # Else it is a copy, such as a weight that is cast in inference mode. The copy must be noisy.
-        written = _written(func)
         args = [a if k in written else tree_map_only(Tensor, self._with_noise, a) for k, a in enumerate(args)]
         kwargs = {k: a if k in written else tree_map_only(Tensor, self._with_noise, a) for k, a in kwargs.items()}
         return func(*args, **kwargs)
@@ -113,7 +110,7 @@ class _NoisyReads(TorchDispatchMode):
         """Which weight's memory this is, and the offset in bytes."""
         if not isinstance(value, Tensor) or value.layout != torch.strided or not value.numel():
             return None
-        for i in self.stored.get(_address(value), ()):
+        for i in self.stored.get(value.untyped_storage().data_ptr(), ()):
             offset = _begin(value) - _begin(self.weights[i])
             if -_reach(value) < offset < _reach(self.weights[i]):
                 if offset < 0 or offset + _reach(value) > _reach(self.weights[i]):
@@ -136,26 +133,14 @@ class _NoisyReads(TorchDispatchMode):
 
 
 @cache
-def _reads_no_values(func: Any) -> bool:
-    """Whether an operation reads no values: it makes a tensor like its argument."""
-    name = func._schema.name.split("::")[-1]
-    return bool(name.endswith("_like") or name.startswith("new_"))
-
-
-@cache
-def _may_be_view(func: Any) -> bool:
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
-
-
-@cache
-def _written(func: Any) -> frozenset[int | str]:
-    """The arguments that an operation writes to, by position and by name."""
-    arguments = enumerate(func._schema.arguments)
-    return frozenset(key for k, a in arguments if a.alias_info and a.alias_info.is_write for key in (k, a.name))
-
-
-def _address(t: Tensor) -> int:
-    return t.untyped_storage().data_ptr()
+def _about(func: Any) -> tuple[bool, bool, frozenset[int | str]]:
+    """Whether an operation reads values, or only makes a tensor like its argument; whether its result may be a view;
+    and the arguments that it writes to, by position and by name."""
+    schema, arguments = func._schema, enumerate(func._schema.arguments)
+    name = schema.name.split("::")[-1]
+    view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    written = (key for k, a in arguments if a.alias_info and a.alias_info.is_write for key in (k, a.name))
+    return not (name.endswith("_like") or name.startswith("new_")), view, frozenset(written)
 
 
 def _begin(t: Tensor) -> int:

@@ -22,7 +22,7 @@ replaces the sign bit of the number. Gaussian projections would cost a few hundr
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -66,14 +66,14 @@ class Sketch:
 
     def of(self, weights: Sequence[Tensor], seed: int, beside: Tensor) -> Tensor:
         """The sketch of these weights: a flat tensor with the dtype and device of `beside`."""
-        signs = _Signs(seed)
+        flip = _signs(seed)
         sent = []
         for w, rows in zip(weights, self.rows, strict=True):
             entries = wide(w.detach())
             if rows:
                 # A single sketch does not depend on the dimensions: memory order avoids a copy.
                 entries = (in_order(entries) if rows == 1 else entries).reshape(rows, -1)
-                entries = _summed(entries, self.numbers, signs)
+                entries = _summed(entries, self.numbers, flip)
             sent.append(entries.reshape(-1).to(beside))
         return torch.cat(sent)
 
@@ -83,32 +83,31 @@ class Sketch:
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
 
-class _Signs:
-    """Random signs from a seed: the same on all ranks that draw them in the same order."""
+def _signs(seed: int) -> Callable[[Tensor], Tensor]:
+    """A function that gives tensors random signs, the same on all ranks that call it in the same order: one random bit
+    per entry, in place of its sign bit."""
+    generators: dict[torch.device, torch.Generator] = {}
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.generators: dict[torch.device, torch.Generator] = {}
-
-    def flipped(self, t: Tensor) -> Tensor:
-        """The tensor with random signs: one random bit per entry, in place of its sign bit."""
+    def flip(t: Tensor) -> Tensor:
         device = t.device
-        if device not in self.generators:
-            self.generators[device] = torch.Generator(device).manual_seed(self.seed)
+        if device not in generators:
+            generators[device] = torch.Generator(device).manual_seed(seed)
         integer, bits = _INTEGERS[t.dtype]
         words = torch.empty(-(-t.numel() // 64), dtype=torch.int64, device=device)
-        words.random_(-(2**63), None, generator=self.generators[device])
+        words.random_(-(2**63), None, generator=generators[device])
         shifts = torch.arange(bits, dtype=integer, device=device)
         flipped = (words.view(integer)[:, None] << shifts).flatten()[: t.numel()].view(t.shape)
         flipped.bitwise_and_(-(2 ** (bits - 1))).bitwise_xor_(t.view(integer))
         return flipped.view(t.dtype)
 
+    return flip
 
-def _summed(rows: Tensor, numbers: int, signs: _Signs) -> Tensor:
+
+def _summed(rows: Tensor, numbers: int, flip: Callable[[Tensor], Tensor]) -> Tensor:
     """For each row the sums of its buckets."""
     sums = rows.new_zeros(len(rows), numbers)
     for part in rows.split(max(1, _AT_ONCE // len(rows) // numbers) * numbers, dim=1):
-        signed = signs.flipped(part)
+        signed = flip(part)
         times, rest = divmod(part.shape[1], numbers)
         sums += signed[:, : times * numbers].unflatten(1, (times, numbers)).sum(1)
         sums[:, :rest] += signed[:, times * numbers :]

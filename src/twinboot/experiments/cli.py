@@ -25,27 +25,21 @@ def main(arguments: list[str] | None = None) -> int:
         if arguments == ["--version"]:
             print(f"twinboot {__version__}")
         else:
-            code = _carry_out(arguments)
+            try:
+                from . import commands
+            except ImportError as error:
+                why = f"the command line needs more packages ({error}): {how_to_install('cli')}"
+                raise SystemExit(f"twinboot: {why}") from None
+            code = commands.main(arguments)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader is gone, as in `twinboot gaussian | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        print(f"twinboot: {_told(error)}", file=sys.stderr)
+        told = f"{error.filename or 'output'}: {error.strerror}." if error.strerror else error
+        print(f"twinboot: {told}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         again = shlex.join(["twinboot", *arguments])
         print(f"twinboot: stopped; finished parts are stored. To resume, repeat the command: {again}", file=sys.stderr)
         return 130
     return code
-
-
-def _carry_out(arguments: list[str]) -> int:
-    try:
-        from . import commands
-    except ImportError as error:
-        raise SystemExit(f"twinboot: the command line needs more packages ({error}): {how_to_install('cli')}") from None
-    return commands.main(arguments)
-
-
-def _told(error: OSError) -> str:
-    return f"{error.filename or 'output'}: {error.strerror}." if error.strerror else str(error)

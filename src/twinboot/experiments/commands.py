@@ -100,16 +100,10 @@ def main(arguments: list[str]) -> int:
     """Carry out a command and return its exit code: 1 for a problem with files, 2 for wrong flags or values."""
     try:
         _carry_out(arguments)
-    except (RunError, DamagedError) as error:
-        return _fail(str(error), 1)
-    except (UsageError, UnavailableError, FloatingPointError) as error:
-        return _fail(str(error), 2)
+    except (RunError, DamagedError, UsageError, UnavailableError, FloatingPointError) as error:
+        print(f"twinboot: {error}", file=sys.stderr)
+        return 1 if isinstance(error, (RunError, DamagedError)) else 2
     return 0
-
-
-def _fail(message: str, code: int) -> int:
-    print(f"twinboot: {message}", file=sys.stderr)
-    return code
 
 
 def _parse(arguments: list[str]) -> RunExperiment | Reproduce | Redraw | Report:
@@ -141,9 +135,13 @@ def _parse(arguments: list[str]) -> RunExperiment | Reproduce | Redraw | Report:
 def _tidy_help(config: type[Any]) -> None:
     """Tell tyro how to show each flag: the docstring without its line breaks, the type without None, and a default only
     if there is one."""
+
+    def default(shown: str) -> str:
+        return "" if shown in ("None", "False", "", "''") else f"(default: {shown})"
+
     hints = get_type_hints(config, include_extras=True)
     for name, text in help_of(config).items():
-        shown = tyro.conf.arg(help=text, metavar=_metavar(hints[name]), help_behavior_hint=_default)
+        shown = tyro.conf.arg(help=text, metavar=_metavar(hints[name]), help_behavior_hint=default)
         config.__annotations__[name] = Annotated[hints[name], shown]
 
 
@@ -155,10 +153,6 @@ def _metavar(hint: Any) -> str | None:
     if not optional and ... not in parts:
         return None
     return " ".join("..." if part is ... else part.__name__.upper() for part in parts)
-
-
-def _default(shown: str) -> str:
-    return "" if shown in ("None", "False", "", "''") else f"(default: {shown})"
 
 
 def _carry_out(arguments: list[str]) -> None:

@@ -223,7 +223,7 @@ def expected(config: Config) -> dict[str, float]:
     return found | {f"bootstrap {replicas}": 1.0 for replicas in config.replicas}
 
 
-def relative_variance(trainings: float, size: int) -> float:
+def relative_variance(trainings: Any, size: Any) -> Any:
     """Of sigma^2 from as many bootstrap samples as trainings, over data sets of one size."""
     given_data = 2 / (WEIGHTS * (trainings - 1))
     return given_data * (1 + (WEIGHTS + 1) / (size - 1)) + 2 / (WEIGHTS * (size - 1))
@@ -232,24 +232,15 @@ def relative_variance(trainings: float, size: int) -> float:
 def summary(config: Config, estimates: pd.DataFrame) -> pd.DataFrame:
     """For each size and estimator: the mean of sigma^2 as a share of tau^2, its standard error and its relative
     variance, and what theory says of each."""
-    found, means = [], expected(config)
-    for (size, name), group in estimates.groupby(["size", "estimator"], sort=False):
-        ratio = group["sigma2"] / tau_squared(config, size)
-        trainings = int(name.split()[1]) if name.startswith("bootstrap") else 2
-        settled = name == "twins" or name.startswith("bootstrap")
-        found.append(
-            {
-                "size": size,
-                "estimator": name,
-                "trainings": trainings,
-                "mean": ratio.mean(),
-                "error": ratio.sem(),
-                "expected": means[name],
-                "variance": ratio.var() / ratio.mean() ** 2,
-                "theory": relative_variance(trainings, size) if settled else math.nan,
-            }
-        )
-    return pd.DataFrame(found)
+    ratio = estimates["sigma2"] / tau_squared(config, estimates["size"])
+    grouped = ratio.groupby([estimates["size"], estimates["estimator"]], sort=False)
+    found = grouped.agg(mean="mean", error="sem", variance="var").reset_index()
+    found["variance"] /= found["mean"] ** 2
+    found["expected"] = found["estimator"].map(expected(config))
+    found["trainings"] = found["estimator"].str.extract(r"bootstrap (\d+)", expand=False).fillna("2").astype(int)
+    settled = ~found["estimator"].isin(["twins, few steps", "twins, constant rate"])
+    found["theory"] = relative_variance(found["trainings"], found["size"]).where(settled)
+    return found
 
 
 def pooled(config: Config, estimates: pd.DataFrame) -> pd.DataFrame:
@@ -297,7 +288,10 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
     found = pooled(config, tables["estimates"]).set_index("estimator")
     twins, constant, few = (found.loc[name] for name in reversed(config.stages))
     classical = found[found.index.str.startswith("bootstrap")]
+    told = (f", {row.variance:.4f} for B = {row.trainings} (theory {row.theory:.4f})" for row in classical.itertuples())
+    others = "".join(told)
     gain = (twins["variance"] * 2 / (classical["variance"] * classical["trainings"])).max()  # NaN if there is none
+    precise = f" Per training spent, a classical bootstrap is up to {gain:.1f} times as precise here."
     last, total = int(tables["path"]["step"].max()), config.seeds * len(config.sizes)
     # A sample variance of n values with the kurtosis 3 + 12 / D of a chi-squared varies by (2 + 12 / D) / n.
     spread_error = twins["theory"] * math.sqrt((2 + 12 / WEIGHTS) / total)
@@ -325,12 +319,8 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
             f"Its relative variance is 2 / D, here {2 / WEIGHTS:.0f}; a classical bootstrap's is 2 / ((B - 1) D).",
             "Section 3.4",
             overall([agrees(twins["variance"], spread_error, twins["theory"])]),
-            f"{twins['variance']:.2f} ± {spread_error:.2f} for two twins (theory {twins['theory']:.2f})"
-            + "".join(
-                f", {row.variance:.4f} for B = {row.trainings} (theory {row.theory:.4f})"
-                for row in classical.itertuples()
-            )
-            + ". Theory includes what the data sets themselves differ by, which no number of trainings removes.",
+            f"{twins['variance']:.2f} ± {spread_error:.2f} for two twins (theory {twins['theory']:.2f}){others}. "
+            "Theory includes what the data sets themselves differ by, which no number of trainings removes.",
         ),
         Verdict(
             "Two samples do online what a classical bootstrap does at a prohibitive cost.",
@@ -338,11 +328,7 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
             status(high < 1.5 * low, bool(agrees(twins["mean"], twins["error"])), total < 50),
             "The cost is 2 trainings. But with two weights a single estimate is rough: half of them lie outside "
             f"{low:.2f} to {high:.2f} of the true sigma. What makes two twins enough is a group of many weights."
-            + (
-                f" Per training spent, a classical bootstrap is up to {gain:.1f} times as precise here."
-                if gain > 0
-                else ""
-            ),
+            + (precise if gain > 0 else ""),
         ),
     ]
 

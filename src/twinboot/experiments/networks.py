@@ -8,8 +8,8 @@ the batch. BatchNorm also keeps running statistics, which are valid only for the
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import nn
@@ -17,102 +17,85 @@ from torch.nn.utils import skip_init
 from torch.nn.utils.parametrizations import weight_norm
 
 from .._core import seeds
-from .._core.checks import require_whole
+from .._core.checks import require_one_of, require_whole
 
 Normalisation = Literal["weight", "batch"]
-VGG16 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))  # Simonyan and Zisserman's column D
-SMALL = ((32,), (64,), (64,))
 DIRECTION = 0.005  # root mean square of the values of v for one input; it grows as the square root of the inputs
 
 
-def vgg16(
-    classes: int,
-    channels: int = 3,
-    width: float = 1.0,
-    normalisation: Normalisation = "weight",
-    dropout: float = 0.0,
-    seed: int = 0,
-) -> nn.Module:
-    """VGG-16: 13 convolutions, two hidden linear layers and a linear classifier, for images of up to 32 x 32 pixels.
+@dataclass(frozen=True)
+class Network:
+    """A function that makes networks: stages of 3 x 3 convolutions with a pooling after each, then linear layers. The
+    layers' names become the names of the groups of sigma: conv1_1 to conv5_3, linear1, linear2, classifier."""
 
-    The hidden linear layers have 512 units, as usual for one remaining pixel; the original has 4096 for 7 x 7 pixels.
+    stages: tuple[tuple[int, ...], ...]
+    hidden: tuple[int, ...]  # units of the hidden linear layers
+    channels: int  # of an image, if nothing else is said
 
-    Args:
-        width: scales the units of all layers except the classifier.
-        normalisation: `"weight"` for convolutions and hidden linear layers, as in the paper, or `"batch"` after
-            convolutions.
-        dropout: probability of dropping a value, after each pooling.
-        seed: for the weights. Global generators are not used.
+    def __call__(
+        self,
+        classes: int,
+        channels: int | None = None,
+        width: float = 1.0,
+        normalisation: Normalisation = "weight",
+        dropout: float = 0.0,
+        seed: int = 0,
+    ) -> nn.Module:
+        """A network for images of up to 32 x 32 pixels.
 
-    >>> sum(p.numel() for p in vgg16(10, normalisation="batch").parameters())
-    15249354
-    """
-    return _chain(VGG16, (512, 512), classes, channels, width, normalisation, dropout, seed)
+        Args:
+            channels: of an image; by default 3 for `vgg16` and 1 for `small`.
+            width: scales the units of all layers except the classifier.
+            normalisation: `"weight"` for convolutions and hidden linear layers, as in the paper, or `"batch"` after
+                convolutions.
+            dropout: probability of dropping a value, after each pooling.
+            seed: for the weights. Global generators are not used.
 
-
-def small(
-    classes: int,
-    channels: int = 1,
-    width: float = 1.0,
-    normalisation: Normalisation = "weight",
-    dropout: float = 0.0,
-    seed: int = 0,
-) -> nn.Module:
-    """Three convolutions with poolings, as many as 8 x 8 pixels allow, a hidden linear layer and a classifier. The
-    arguments are those of `vgg16`.
-
-    >>> small(10)(torch.zeros(4, 1, 8, 8)).shape
-    torch.Size([4, 10])
-    """
-    return _chain(SMALL, (64,), classes, channels, width, normalisation, dropout, seed)
-
-
-def _chain(
-    stages: Sequence[Sequence[int]],
-    hidden: Sequence[int],
-    classes: int,
-    channels: int,
-    width: float,
-    normalisation: str,
-    dropout: float,
-    seed: int,
-) -> nn.Module:
-    """Stages of 3 x 3 convolutions with a pooling after each, then linear layers. The layers' names become the names
-    of the groups of sigma: conv1_1 to conv5_3, linear1, linear2, classifier."""
-    require_whole("classes", classes, 2)
-    require_whole("channels", channels, 1)
-    if not 0 < width < float("inf"):
-        raise ValueError(f"width must be a positive number, not {width!r}.")
-    if normalisation not in ("weight", "batch"):
-        raise ValueError(f'unknown normalisation {normalisation!r}: use "weight" or "batch".')
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout must be at least 0 and below 1, not {dropout!r}.")
-    batch = normalisation == "batch"
-    layers: OrderedDict[str, nn.Module] = OrderedDict()
-    inputs = channels
-    for i, stage in enumerate(stages, start=1):
-        for j, size in enumerate((max(1, round(units * width)) for units in stage), start=1):
-            # BatchNorm would cancel a bias.
-            layers[f"conv{i}_{j}"] = skip_init(nn.Conv2d, inputs, size, 3, padding=1, bias=not batch)
-            if batch:
-                layers[f"norm{i}_{j}"] = nn.BatchNorm2d(size)
-            layers[f"relu{i}_{j}"] = nn.ReLU()
+        >>> sum(p.numel() for p in vgg16(10, normalisation="batch").parameters())
+        15249354
+        >>> small(10)(torch.zeros(4, 1, 8, 8)).shape
+        torch.Size([4, 10])
+        """
+        inputs = self.channels if channels is None else channels
+        require_whole("classes", classes, 2)
+        require_whole("channels", inputs, 1)
+        if not 0 < width < float("inf"):
+            raise ValueError(f"width must be a positive number, not {width!r}.")
+        require_one_of(get_args(Normalisation), "normalisation", normalisation)
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, not {dropout!r}.")
+        batch = normalisation == "batch"
+        layers: OrderedDict[str, nn.Module] = OrderedDict()
+        for i, stage in enumerate(self.stages, start=1):
+            for j, size in enumerate((max(1, round(units * width)) for units in stage), start=1):
+                # BatchNorm would cancel a bias.
+                layers[f"conv{i}_{j}"] = skip_init(nn.Conv2d, inputs, size, 3, padding=1, bias=not batch)
+                if batch:
+                    layers[f"norm{i}_{j}"] = nn.BatchNorm2d(size)
+                layers[f"relu{i}_{j}"] = nn.ReLU()
+                inputs = size
+            layers[f"pool{i}"] = nn.MaxPool2d(2, ceil_mode=True)  # so that five poolings work on 28 x 28 pixels, too
+            if dropout:
+                layers[f"dropout{i}"] = nn.Dropout(dropout)
+        layers.update(mean=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())  # the mean matters only above 32 x 32 pixels
+        for i, size in enumerate((max(1, round(units * width)) for units in self.hidden), start=1):
+            layers[f"linear{i}"] = skip_init(nn.Linear, inputs, size)
+            layers[f"relu_linear{i}"] = nn.ReLU()
             inputs = size
-        layers[f"pool{i}"] = nn.MaxPool2d(2, ceil_mode=True)  # so that five poolings work on 28 x 28 pixels, too
-        if dropout:
-            layers[f"dropout{i}"] = nn.Dropout(dropout)
-    layers.update(mean=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())  # the mean matters only above 32 x 32 pixels
-    for i, size in enumerate((max(1, round(units * width)) for units in hidden), start=1):
-        layers[f"linear{i}"] = skip_init(nn.Linear, inputs, size)
-        layers[f"relu_linear{i}"] = nn.ReLU()
-        inputs = size
-    layers["classifier"] = skip_init(nn.Linear, inputs, classes)
-    _initialise(layers, seed)
-    if not batch:
-        for name, layer in layers.items():
-            if isinstance(layer, nn.Conv2d | nn.Linear) and name != "classifier":
-                _scale_directions(weight_norm(layer))
-    return nn.Sequential(layers)
+        layers["classifier"] = skip_init(nn.Linear, inputs, classes)
+        _initialise(layers, seed)
+        if not batch:
+            for name, layer in layers.items():
+                if isinstance(layer, nn.Conv2d | nn.Linear) and name != "classifier":
+                    _scale_directions(weight_norm(layer))
+        return nn.Sequential(layers)
+
+
+# Simonyan and Zisserman's column D: 13 convolutions, two hidden linear layers and a classifier. The hidden layers have
+# 512 units, as usual for one remaining pixel; the original has 4096 for 7 x 7 pixels.
+vgg16 = Network(((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512)), (512, 512), channels=3)
+# As many poolings as 8 x 8 pixels allow.
+small = Network(((32,), (64,), (64,)), (64,), channels=1)
 
 
 def _initialise(layers: OrderedDict[str, nn.Module], seed: int) -> None:

@@ -91,25 +91,18 @@ def _content(
     """The variables of both templates. `figures` are the links to the figures in Markdown."""
     sections = [_section(run) | {"figure": figure} for run, figure in zip(runs, figures, strict=True)]
     verdicts: list[Verdict] = [verdict for section in sections for verdict in section["verdicts"]]
+    quick = [section["title"] for section in sections if "--quick" in section["command"].split()]
+    which = "any verdict of this report" if len(quick) == len(sections) else f"the verdicts of: {', '.join(quick)}"
     return {
         "title": title,
         "about": about,
         "unfinished": unfinished,
         "sections": sections,
-        "caution": _caution(sections),
+        "caution": f"Made with --quick, from few seeds. Do not quote {which}." if quick else "",
         "counts": _counts(verdicts),
         "version": __version__,
         "written": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     }
-
-
-def _caution(sections: Sequence[Mapping[str, Any]]) -> str:
-    """What to say at the top about quick runs, if there are any."""
-    quick = [section["title"] for section in sections if "--quick" in section["command"].split()]
-    if not quick:
-        return ""
-    which = "any verdict of this report" if len(quick) == len(sections) else f"the verdicts of: {', '.join(quick)}"
-    return f"Made with --quick, from few seeds. Do not quote {which}."
 
 
 def _counts(verdicts: Sequence[Verdict]) -> dict[str, list[tuple[int, Status]]]:
@@ -123,14 +116,14 @@ def _counts(verdicts: Sequence[Verdict]) -> dict[str, list[tuple[int, Status]]]:
 
 def _section(run: Run) -> dict[str, Any]:
     experiment, reasons = run.experiment, help_of(run.experiment.Config)
-    light, dark = (_embedded(run.directory / name) for name in plots.FILES)
+    light, dark = (base64.b64encode((run.directory / name).read_bytes()).decode() for name in plots.FILES)
     with errors_explained(run):
         numbers, verdicts = experiment.numbers(run.config, run.tables), experiment.verdicts(run.config, run.tables)
     return {
         "run": run,
         "title": experiment.TITLE + (f" ({run.config.preset})" if hasattr(run.config, "preset") else ""),
-        "light": light,
-        "dark": dark,
+        "light": f"data:image/png;base64,{light}",
+        "dark": f"data:image/png;base64,{dark}",
         "tables": [(title, list(t.columns), t.to_numpy().tolist()) for title, t in numbers.items()],
         "verdicts": verdicts,
         "counts": _counts(verdicts),
@@ -147,7 +140,3 @@ def help_of(config: type[Any]) -> dict[str, str]:
             field.arg_name: " ".join((field.description or "").split()) for field in parse_from_object(kind).params
         }
     return found
-
-
-def _embedded(path: Path) -> str:
-    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()

@@ -128,7 +128,7 @@ def test_only_official_files_are_taken_unless_asked_otherwise(tmp_path: Path, ba
 def test_missing_files_are_named_with_where_they_come_from(tmp_path: Path, name: str) -> None:
     layout = image_files.LAYOUTS[name]
     for folder in (tmp_path, tmp_path / "nowhere"):
-        said = rf"holds no files of {name}: put .*gz.* there, from {image_files.PAGES[name]}, or let "
+        said = rf"holds no files of {name}: put .*gz.* there, from {layout.page}, or let "
         said += rf"`twinboot\.experiments\.datasets\.download\('{name}', '{folder}'\)` fetch it"
         with pytest.raises(ValueError, match=said):
             load(name, folder)

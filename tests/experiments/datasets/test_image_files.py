@@ -1,6 +1,7 @@
 import hashlib
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -48,8 +49,8 @@ def server(tmp_path: Path) -> Iterator[str]:
 
 def serve(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     md5 = hashlib.md5(CONTENT, usedforsecurity=False).hexdigest()
-    monkeypatch.setitem(image_files.DOWNLOADS, "cifar10", {"raw/images.gz": md5})
-    monkeypatch.setitem(image_files.ADDRESSES, "cifar10", address)
+    layout = replace(image_files.LAYOUTS["cifar10"], address=address, downloads={"raw/images.gz": md5})
+    monkeypatch.setitem(image_files.LAYOUTS, "cifar10", layout)
 
 
 def test_a_download_says_what_it_fetches_and_is_not_repeated(
@@ -109,9 +110,9 @@ def test_a_data_set_without_a_download_gets_a_sentence(tmp_path: Path) -> None:
         download("digits", tmp_path)
 
 
-@pytest.mark.parametrize("name", image_files.DOWNLOADS)
+@pytest.mark.parametrize("name", image_files.LAYOUTS)
 def test_downloads_go_where_they_are_looked_for(name: str) -> None:
     layout = image_files.LAYOUTS[name]
-    for path in image_files.DOWNLOADS[name]:
+    for path in layout.downloads:
         folder, _, last = path.rpartition("/")
         assert path == layout.archive or (folder in layout.folders and last.removesuffix(".gz") in layout.files)

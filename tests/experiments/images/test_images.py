@@ -178,16 +178,16 @@ def test_an_epoch_of_each_kind_is_timed_in_each_turn(monkeypatch: pytest.MonkeyP
 def test_strange_images_are_clothes_of_the_same_size_or_none() -> None:
     x = torch.randint(0, 256, (30, 1, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     y = torch.zeros(30, dtype=torch.int64)
-    clothes, moments = datasets.Images(x, y, x, y), datasets.moments_of(x.expand(-1, 3, -1, -1))
+    clothes = datasets.Images(x, y, x, y)
     config = Config(preset="cifar10-5k", data="somewhere", test=120)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(images_run, "_images", lambda name, directory: clothes)
-        found = images_run._strange(config, moments)
-        assert images_run._strange(SMALL, moments) is None  # digits
+        found = images_run._strange(config)
+        assert images_run._strange(SMALL) is None  # digits
     assert found is not None
     assert found.shape == (30, 3, 32, 32)
-    assert torch.equal(found[:, 0, 2:-2, 2:-2], datasets.standardised(x.expand(-1, 3, -1, -1), moments)[:, 0])
-    assert images_run._strange(config, moments) is None  # no files there
+    assert torch.equal(found[:, 0, 2:-2, 2:-2], x[:, 0])
+    assert images_run._strange(config) is None  # no files there
 
 
 @pytest.mark.parametrize(("doubt", "expected"), [("strange", 1.0), ("usual", 0.0), ("all", 0.5)])
@@ -419,7 +419,7 @@ def test_spare_images_are_of_the_training_files_and_nothing_trains_on_them(
     stub = Trained({"row": predict}, torch.arange(100), pd.DataFrame({"seconds": [1.0]}))
     method = dataclasses.replace(METHODS["twins"], train=lambda problem, scratch, tick: stub)
     monkeypatch.setitem(METHODS, "twins", method)
-    monkeypatch.setattr(images_run, "_strange", lambda config, moments: None)
+    monkeypatch.setattr(images_run, "_strange", lambda config: None)
     for number in (0, 1):
         images_run._run(config, "twins", number, lambda: None, tmp_path)
         expected = datasets.standardised(

@@ -19,7 +19,6 @@ from twinboot.experiments.uci.methods import (
     certain,
     held_out,
     noise_of,
-    on_all,
     score,
     single,
     train,
@@ -80,7 +79,7 @@ def test_a_linear_target_is_learned_to_its_noise() -> None:
     config = Config(updates=600, epochs=1, samples=16)
     made = split(linear(600, 200), 0)
     found = {"single": single(config, made, 1), **twins(config, made, 1)}
-    found["all"] = on_all(config, made, 1, found["single"].epoch)
+    found["all"] = single(config, made, 1, found["single"].epoch)
     assert set(found) == set(uci_methods.METHODS)
     for predicted in found.values():
         scores = score(predicted, made.test_y, made.unit)
@@ -120,7 +119,7 @@ def test_the_start_of_a_network_leaves_generators_of_other_devices_alone(monkeyp
     "run",
     [
         lambda made: single(TINY, made, 0).prediction.mean,
-        lambda made: on_all(TINY, made, 0, 3).prediction.mean,
+        lambda made: single(TINY, made, 0, 3).prediction.mean,
         lambda made: twins(TINY, made, 0)["mean"].prediction.mean,
         lambda made: twins(TINY, made, 0)["draws"].prediction.mean,
     ],

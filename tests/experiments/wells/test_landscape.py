@@ -1,6 +1,5 @@
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -18,7 +17,6 @@ from twinboot.experiments.wells.landscape import (
     mean_landscape,
     paper_line,
     potential,
-    require_start,
     resampled,
     rms,
     steps,
@@ -92,8 +90,10 @@ def test_samples_are_bootstrap_samples_of_each_runs_own_data() -> None:
 
 def test_a_run_among_many_is_the_run_alone() -> None:
     """Full batch, no noise on the weights, one reset to the mean: done by hand for one of the runs."""
-    setting = Setting(size=12, batch=12, epochs=3, resets=(2,), rate_steps=(1,), lr=0.3, seed=3)
-    trained = train(setting, (0.2, 0.1), 4, "mean", silent, noise_scale=0.0)
+    setting = Setting(
+        size=12, batch=12, epochs=3, resets=(2,), rate_steps=(1,), lr=0.3, seed=3, start=(0.2, 0.1), seeds=4
+    )
+    trained = train(setting, "mean", silent, noise_scale=0.0)
     data = torch.randn(12, 4, 2, generator=torch.Generator().manual_seed(3)) * setting.noise
     samples = [sample[:, 2] for sample in resampled(data, seed=3)]
     slope = grad(lambda w, x: loss(w, x, setting.width, "shift").mean())
@@ -110,8 +110,8 @@ def test_a_third_of_the_pairs_split_where_the_first_pull_decides() -> None:
     """From the middle of the ridge a twin goes where its sample's mean lies. Means of two samples of the same data have
     the correlation 1/2, so their signs differ with probability 1/2 - asin(1/2) / pi = 1/3."""
     runs = 2000
-    setting = Setting(size=50, batch=50, lr=0.5, epochs=120, rate_steps=())
-    trained = train(setting, (0.0, 0.0), runs, "none", silent, noise_scale=0.0)
+    setting = Setting(size=50, batch=50, lr=0.5, epochs=120, rate_steps=(), start=(0.0, 0.0), seeds=runs)
+    trained = train(setting, "none", silent, noise_scale=0.0)
     left = trained.weights[:, :, 0] < 0
     apart = (left[0] != left[1]).float().mean().item()
     assert abs(apart - 1 / 3) < 4 * math.sqrt(2 / 9 / runs)
@@ -119,23 +119,23 @@ def test_a_third_of_the_pairs_split_where_the_first_pull_decides() -> None:
 
 def test_twins_in_one_well_have_the_exact_sigma() -> None:
     runs = 400
-    setting = Setting(size=200, epochs=30, rate_steps=(15, 22), resets=(1, 2))
-    trained = train(setting, (0.4, 0.6), runs, "sample", silent)
+    setting = Setting(size=200, epochs=30, rate_steps=(15, 22), resets=(1, 2), seeds=runs)
+    trained = train(setting, "sample", silent)
     squared = trained.sigma.square()
     error = squared.std().item() / math.sqrt(runs)
     assert abs(squared.mean().item() - exact_line(setting) ** 2) < 4 * error
 
 
 def test_every_step_ticks_and_is_on_the_path() -> None:
-    setting, ticks = Setting(size=25, epochs=2), []
-    trained = train(setting, (0.0, 0.0), 3, "centered", lambda: ticks.append(1), keep_path=True)
+    setting, ticks = Setting(size=25, epochs=2, seeds=3), []
+    trained = train(setting, "centered", lambda: ticks.append(1), keep_path=True)
     assert len(ticks) == steps(setting) == 6
     assert trained.path.shape == (7, 2, 3, 2)
     assert trained.path_sigma.shape == (7, 3)
 
 
 def test_wells_are_told_by_the_nearest_and_none_from_afar() -> None:
-    trained = train(Setting(size=10, epochs=1), (0.0, 0.0), 3, "none", silent)
+    trained = train(Setting(size=10, epochs=1, seeds=3), "none", silent)
     trained.weights[0] = torch.tensor([[-0.9, 0.1], [0.2, 0.0], [5.0, 0.0]])
     assert trained.wells(0.5)[0].tolist() == [0, 1, -1]
 
@@ -144,7 +144,7 @@ def test_epochs_count_from_one_and_starts_lie_near_the_wells() -> None:
     with pytest.raises(ValueError, match="counted from 1"):
         Setting(resets=(0,))
     with pytest.raises(ValueError, match="no slope"):
-        require_start(SimpleNamespace(start=(50.0, 50.0), seeds=10))
+        Setting(start=(50.0, 50.0))
 
 
 @pytest.mark.parametrize("field", ["width", "noise", "size", "batch", "lr", "epochs"])

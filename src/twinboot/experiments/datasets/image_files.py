@@ -34,10 +34,13 @@ class MissingError(ValueError):
 
 @dataclass(frozen=True)
 class Layout:
-    """The files of a data set, which are in one of these folders or in an archive."""
+    """The files of a data set, which are in one of these folders or in an archive, and where they come from."""
 
     files: dict[str, str]  # name -> MD5 of the unpacked content; the training files first
     folders: tuple[str, ...]
+    page: str  # that tells of them
+    address: str  # of the downloads
+    downloads: dict[str, str]  # where `read` finds each downloaded file -> its MD5
     archive: str = ""
 
 
@@ -52,7 +55,10 @@ LAYOUTS = {
             "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
         },
         ("cifar-10-batches-bin", "."),
-        "cifar-10-binary.tar.gz",  # the Python version is pickled, and files from outside are never unpickled
+        page="https://www.cs.toronto.edu/~kriz/cifar.html",
+        address="https://www.cs.toronto.edu/~kriz/",
+        downloads={"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"},
+        archive="cifar-10-binary.tar.gz",  # the Python version is pickled, and files from outside are never unpickled
     ),
     "fashion-mnist": Layout(
         {
@@ -62,24 +68,15 @@ LAYOUTS = {
             "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
         },
         ("FashionMNIST/raw", "."),
+        page="https://github.com/zalandoresearch/fashion-mnist",
+        address="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        downloads={
+            "FashionMNIST/raw/train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "FashionMNIST/raw/train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+            "FashionMNIST/raw/t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+            "FashionMNIST/raw/t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+        },
     ),
-}
-PAGES = {
-    "cifar10": "https://www.cs.toronto.edu/~kriz/cifar.html",
-    "fashion-mnist": "https://github.com/zalandoresearch/fashion-mnist",
-}
-ADDRESSES = {
-    "cifar10": "https://www.cs.toronto.edu/~kriz/",
-    "fashion-mnist": "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-}
-DOWNLOADS = {  # where `read` finds each downloaded file -> its MD5
-    "cifar10": {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"},
-    "fashion-mnist": {
-        "FashionMNIST/raw/train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-        "FashionMNIST/raw/train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
-        "FashionMNIST/raw/t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
-        "FashionMNIST/raw/t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
-    },
 }
 
 
@@ -96,14 +93,14 @@ def download(name: str, directory: Path | str) -> None:
 
     Complete files are left alone. A file gets its name only once its checksum is right.
     """
-    if name not in DOWNLOADS:
-        raise ValueError(f"there is nothing to download for {name!r}: use {', '.join(DOWNLOADS)}.")
-    for file, md5 in DOWNLOADS[name].items():
+    if name not in LAYOUTS:
+        raise ValueError(f"there is nothing to download for {name!r}: use {', '.join(LAYOUTS)}.")
+    for file, md5 in LAYOUTS[name].downloads.items():
         path = Path(directory) / file
         if path.is_file() and _md5(path) == md5:
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        url = ADDRESSES[name] + path.name
+        url = LAYOUTS[name].address + path.name
         print(f"downloading {url}", file=sys.stderr, flush=True)
         try:
             with replacing(path) as unfinished:
@@ -152,7 +149,7 @@ def _find(name: str, directory: Path) -> dict[str, Path] | Path:
     if layout.archive and (archive := directory / layout.archive).is_file():
         return archive
     raise MissingError(
-        f"{incomplete or f'{directory} holds no files of {name}'}: put {wanted(name)} there, from {PAGES[name]}, or "
+        f"{incomplete or f'{directory} holds no files of {name}'}: put {wanted(name)} there, from {layout.page}, or "
         f"let `twinboot.experiments.datasets.download({name!r}, {str(directory)!r})` fetch it."
     )
 

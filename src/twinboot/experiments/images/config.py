@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..networks import Normalisation
-from ..runner.experiment import refuse_repeated
+from ..runner.experiment import refuse_repeated, require_at_least, require_positive
 from .methods import find
 
 PresetName = Literal["digits", "cifar10-5k", "cifar10-small", "cifar10"]
@@ -85,13 +85,11 @@ class Config:
         for name in self.all_methods:
             find(name)
         for name, least in (("epochs", 1), ("seeds", 1), ("batch", 2), ("samples", 2), ("test", 100)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}, not {value}.")
+            if getattr(self, name) is not None:
+                require_at_least(self, least, name)
         if self.spare and PRESETS[self.preset].images is None:
             raise ValueError(f"spare images need a preset that leaves some, such as cifar10-5k, not {self.preset}.")
-        if not self.lr > 0:
-            raise ValueError(f"lr must be above 0, not {self.lr}.")
+        require_positive(self, "lr")
 
     @property
     def all_methods(self) -> tuple[str, ...]:

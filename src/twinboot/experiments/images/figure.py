@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -20,6 +21,7 @@ SPREAD = 0.45  # height of the dots of a row, so that they stay clear of other r
 LEFT_OUT = ", last epoch alone"  # rows that matter for their gap, which is not shown
 DRAWS, REPEATED = TWINS["twins-draws"][0], "Twin-Boot with repeated samples"  # other draws here are of weights
 CURVES = {"hold-out": ("single model", "its hold-out"), "twins": ("mean of the twins", "out-of-bag images")}
+BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}  # of a legend
 UPRIGHT = 10  # layers whose names fit beside each other
 
 
@@ -59,21 +61,13 @@ def _curves(axes: Axes, curves: pd.DataFrame) -> None:
             axes.plot(own["train"].mean(), "--", color=colour, label=f"{name}, training images")
             seen = own["validation"].mean()
             axes.plot(seen, "-", color=colour, label=f"{name}, {others}")
-            chosen = chosen_epochs(curves[curves["method"] == method])
+            losses = curves[curves["method"] == method].groupby("seed")["loss"]  # on images that are not trained on
+            chosen = sorted(set(curves.loc[losses.idxmin(), "epoch"]))
             axes.plot(chosen, seen[chosen], "o", color=colour, mec=plots.ink(), zorder=3)
     axes.plot([], [], "o", mfc="none", mec=plots.ink(), label="chosen epochs")
     axes.set(title="Accuracy while training", xlabel="epoch", ylabel="accuracy", ylim=(None, 1))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _legend_below(axes)
-
-
-def chosen_epochs(curves: pd.DataFrame) -> list[int]:
-    """The epochs with the lowest loss on images that are not trained on, for all seeds."""
-    return sorted(set(curves.loc[curves.groupby("seed")["loss"].idxmin(), "epoch"]))
-
-
-def _legend_below(axes: Axes) -> None:
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16))
+    axes.legend(**BELOW)
 
 
 def _reliability(axes: Axes, bins: pd.DataFrame, name: str, colour: str) -> None:
@@ -89,7 +83,7 @@ def _reliability(axes: Axes, bins: pd.DataFrame, name: str, colour: str) -> None
     axes.plot(confidence, accuracy, "o-", color=colour, clip_on=False, zorder=3, label=label)
     title = textwrap.fill(name[0].upper() + name[1:], 26)
     axes.set(title=title, xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
-    _legend_below(axes)
+    axes.legend(**BELOW)
 
 
 def sigma_by_layer(sigma: pd.DataFrame) -> pd.DataFrame:

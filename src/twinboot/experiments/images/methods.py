@@ -33,6 +33,7 @@ MORE, AS_DEAR = 1.4, 1.6
 AVERAGED = 0.75  # SWA averages the epochs after this share of them
 WARM = 5  # epochs in which IVON's learning rate rises, in its authors' script for CIFAR-10
 DROPOUT = 0.2  # after each max-pooling
+NEEDS_IVON = f"the method ivon needs ivon-opt: {how_to_install('compare')}"
 
 
 Train = Callable[[Problem, Path, Tick], Trained]  # the tick is called after each epoch
@@ -188,7 +189,7 @@ def require_ivon() -> Any:
     try:
         from ivon import IVON
     except ImportError:
-        raise UnavailableError(f"the method ivon needs ivon-opt: {how_to_install('compare')}") from None
+        raise UnavailableError(NEEDS_IVON) from None
     return IVON
 
 

@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,13 +23,14 @@ from .. import datasets, networks
 from ..datasets import Moments, image_files, standardised
 from ..runner.experiment import Part, Tick, UnavailableError
 from .config import PRESETS, Config
-from .methods import find, require_ivon
+from .methods import NEEDS_IVON, find, require_ivon
 from .single import Problem, Trained
 
 STRANGE = 2000  # out-of-distribution images
 SPARE = 5000  # other images of the training files
 GAP = 2000  # training images whose accuracy is compared with that of test images
 TURNS = 3  # measurements of the time of an epoch
+_images = cache(datasets.load)
 
 
 def chosen(config: Config) -> tuple[tuple[str, ...], int, int]:
@@ -50,32 +52,18 @@ def parts(config: Config) -> list[Part]:
     methods, epochs, number = chosen(config)
     _require(config)
     if len(methods) < len(config.all_methods):
-        _say_ivon_is_left_out()
-    found = [
-        Part(_part(name, seed), find(name).epochs(epochs), partial(_run, config, name, seed), resumes=True)
-        for name in methods
-        for seed in range(number)
-    ]
+        _say_left_out(NEEDS_IVON)
+    found = []
+    for name, seed in product(methods, range(number)):
+        part = f"seed {seed} {name}".replace(":", " ")  # directories on Windows have no colon in their names
+        found.append(Part(part, find(name).epochs(epochs), partial(_run, config, name, seed), resumes=True))
     ticks = (TURNS + 1) * len(_kinds(config))
     return [*found, Part("cost", ticks, partial(_cost, config), alone=True)]
 
 
-def _part(name: str, seed: int) -> str:
-    return f"seed {seed} {name}".replace(":", " ")  # directories on Windows have no colon in their names
-
-
 @cache  # once, though the command line asks for the parts twice
-def _say_ivon_is_left_out() -> None:
-    print(f"twinboot: left out: the method ivon needs ivon-opt: {how_to_install('compare')}", file=sys.stderr)
-
-
-@cache
-def _say_if_clothes_are_left_out(directory: str | None) -> None:
-    try:
-        _images("fashion-mnist", directory)
-    except datasets.MissingError:
-        needed = f"strange images need {image_files.wanted('fashion-mnist')} in the directory of --data, too"
-        print(f"twinboot: left out: {needed}", file=sys.stderr)
+def _say_left_out(why: str) -> None:
+    print(f"twinboot: left out: {why}", file=sys.stderr)
 
 
 def _require(config: Config) -> None:
@@ -86,15 +74,15 @@ def _require(config: Config) -> None:
     if preset.dataset != "digits" and config.data is None:
         raise UnavailableError(
             f"the preset {config.preset} needs files of {preset.dataset}: give --data DIRECTORY with "
-            f"{image_files.wanted(preset.dataset)}, from {image_files.PAGES[preset.dataset]}."
+            f"{image_files.wanted(preset.dataset)}, from {image_files.LAYOUTS[preset.dataset].page}."
         )
     try:
         data = _images(preset.dataset, config.data)
         usable(config.device or "cpu")
     except ValueError as error:
         raise UnavailableError(str(error)) from None
-    if preset.dataset == "cifar10":
-        _say_if_clothes_are_left_out(config.data)
+    if preset.dataset == "cifar10" and _strange(config) is None:
+        _say_left_out(f"strange images need {image_files.wanted('fashion-mnist')} in the directory of --data, too")
     available = len(data.train_y) - (preset.images or 0) if config.spare else len(data.test_y)
     if config.test and config.test > available:
         kind = "spare" if config.spare else "test"
@@ -103,16 +91,12 @@ def _require(config: Config) -> None:
         require_ivon()
 
 
-@cache
-def _images(dataset: str, directory: str | None) -> datasets.Images:
-    return datasets.load(dataset, directory)
-
-
 def _run(config: Config, name: str, number: int, tick: Tick, scratch: Path) -> dict[str, pd.DataFrame]:
     problem, moments = _problem(config, number)
     trained = find(name).train(problem, scratch, tick)
-    x, y = _test_images(config, number)
-    rows, bins = _scored(config, trained, problem, standardised(x, moments), y, _strange(config, moments))
+    (x, y), strange = _test_images(config, number), _strange(config)
+    strange = None if strange is None else standardised(strange, moments)
+    rows, bins = _scored(config, trained, problem, standardised(x, moments), y, strange)
     tables = {"rows": rows, "bins": bins, "curves": trained.curve}
     if len(trained.sigma):
         tables["sigma"] = trained.sigma
@@ -209,7 +193,7 @@ def _network(config: Config, data: datasets.Images, dropout: float = 0.0, *, see
     return model.to(config.device or "cpu")
 
 
-def _strange(config: Config, moments: Moments) -> Tensor | None:
+def _strange(config: Config) -> Tensor | None:
     """Fashion-MNIST for models of CIFAR-10, at their size; None without its files."""
     if PRESETS[config.preset].dataset != "cifar10":
         return None
@@ -217,4 +201,4 @@ def _strange(config: Config, moments: Moments) -> Tensor | None:
         images = _images("fashion-mnist", config.data).test_x[: min(STRANGE, config.test or STRANGE)]
     except datasets.MissingError:
         return None
-    return standardised(F.pad(images, (2, 2, 2, 2)).expand(-1, 3, -1, -1), moments)
+    return F.pad(images, (2, 2, 2, 2)).expand(-1, 3, -1, -1)

@@ -89,10 +89,8 @@ class Single:
         self.device = next(self.model.parameters()).device
         self.optimizer, self.scheduler = make(self.model) if make else (adam(self.model.parameters(), problem.lr), None)
         self.average = None if power is None else _weighted_average(self.model, power)
-        used = torch.ones(len(problem.y), dtype=torch.bool)
-        if held is not None:
-            used[held] = False
-        self.trained_on = used.nonzero().squeeze(1)
+        images = torch.arange(len(problem.y))
+        self.trained_on = images if held is None else images[~torch.isin(images, held)]
         self.states: dict[str, dict[str, Tensor]] = {}
         self.lowest = {"loss": math.inf, "average, loss": math.inf}
         self.curve: dict[str, list[float]] = {"epoch": [], "train": [], "validation": [], "loss": [], "seconds": []}
@@ -107,14 +105,14 @@ class Single:
         for epoch in range(len(self.curve["epoch"]) + 1, epochs + 1):
             self._train_and_evaluate(epoch)
             if epoch in self.keep:
-                self.states[f"after {epoch}"] = _copied(self.model)
+                self.states[f"after {epoch}"] = copy.deepcopy(self.model.state_dict())
             if epoch in self.averaged:
                 self._average(epoch)
             if file:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 checkpoints.write(self._state(), file)
             tick()
-        self.states["last"] = _copied(self.model)
+        self.states["last"] = copy.deepcopy(self.model.state_dict())
 
     def of(self, state: str) -> nn.Module:
         """A model in one of the states."""
@@ -132,8 +130,9 @@ class Single:
         if self.held is not None:
             validation, loss = self._scores(self.model, self.held)
             if validation > max(self.curve["validation"], default=-math.inf):
-                self.states["accuracy"] = _copied(self.model)
-            self._keep_lowest("loss", loss, self.model)
+                self.states["accuracy"] = copy.deepcopy(self.model.state_dict())
+            if self._is_lowest("loss", loss):
+                self.states["loss"] = copy.deepcopy(self.model.state_dict())
         seconds = time.perf_counter() - began
         train, _ = self._scores(self.model, self.trained_on[:SHOWN])  # for the figure, so it is not timed
         for name, value in zip(self.curve, (epoch, train, validation, loss, seconds), strict=True):
@@ -165,15 +164,13 @@ class Single:
         assert self.average is not None
         self.average.update_parameters(self.model)
         mean: nn.Module = self.average.module
+        wanted = {f"average after {epoch}": epoch in self.keep, "average": epoch == self.averaged[-1]}
         if self.held is not None:
             self._update_batchnorm(mean, ENOUGH)
-            if self._keep_lowest("average, loss", self._scores(mean, self.held)[1], mean):
-                self._update_batchnorm(mean)
-                self.states["average, loss"] = _copied(mean)
-        for name, wanted in ((f"average after {epoch}", epoch in self.keep), ("average", epoch == self.averaged[-1])):
-            if wanted:
-                self._update_batchnorm(mean)
-                self.states[name] = _copied(mean)
+            wanted["average, loss"] = self._is_lowest("average, loss", self._scores(mean, self.held)[1])
+        if any(wanted.values()):
+            self._update_batchnorm(mean)
+            self.states |= {name: copy.deepcopy(mean.state_dict()) for name, is_wanted in wanted.items() if is_wanted}
 
     def _update_batchnorm(self, model: nn.Module, at_most: int | None = None) -> None:
         """Statistics from all training images, or from some."""
@@ -184,11 +181,9 @@ class Single:
     def _scores(self, model: nn.Module, images: Tensor) -> tuple[float, float]:
         return accuracy_and_loss(model, self.problem.x[images], self.problem.y[images])
 
-    def _keep_lowest(self, state: str, loss: float, model: nn.Module) -> bool:
-        if not loss < self.lowest[state]:
-            return False
-        self.lowest[state], self.states[state] = loss, _copied(model)
-        return True
+    def _is_lowest(self, state: str, loss: float) -> bool:
+        before, self.lowest[state] = self.lowest[state], min(self.lowest[state], loss)  # of a NaN, the one before
+        return loss < before
 
     def _state(self) -> dict[str, Any]:
         parts = {name: getattr(self, name).state_dict() for name in STATEFUL if getattr(self, name) is not None}
@@ -234,7 +229,3 @@ def logits_of(model: nn.Module, x: Tensor, dropout: bool = False) -> Tensor:
 def by_one_model(model: nn.Module, temperature: float = 1.0) -> Predict:
     """Predict with one model, without draws."""
     return lambda x: (logits_of(model, x) / temperature).softmax(1)
-
-
-def _copied(model: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}

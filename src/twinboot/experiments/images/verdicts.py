@@ -8,7 +8,7 @@ import pandas as pd
 
 from ..intervals import interval, with_error
 from ..networks import Normalisation
-from ..runner.experiment import Status, Tables, Verdict
+from ..runner.experiment import Status, Tables, Verdict, status
 from .config import PRESETS, Config
 from .figure import sigma_by_layer
 from .methods import AS_DEAR, MORE, find
@@ -93,9 +93,7 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
 
 
 def _status(number: int, answers: list[bool], least: int = 3) -> Status:
-    if number < least:
-        return "undecided"
-    return "held" if all(answers) else "partly" if any(answers) else "not held"
+    return status(all(answers), any(answers), number < least)
 
 
 def _scope(number: int) -> str:
@@ -186,13 +184,13 @@ def _equal_cost(wide: pd.DataFrame, times: dict[str, float], ours: str) -> list[
     answers = {column: [ahead(wide, column, row, ours) for row in rivals] for column in ("accuracy", "nll", "ece")}
     first = [max(found) == -1 for found in answers.values()]
     behind = any(max(found) == 1 for found in answers.values())
-    status: Status = "held" if all(first) else "not held" if behind else "partly" if any(first) else "undecided"
+    answer: Status = "held" if all(first) else "not held" if behind else "partly" if any(first) else "undecided"
     said = [_beside(wide, column, ours, {row: times[row] for row in rivals}) for column in answers]
     left = [f"{row} ({times[row]:.2f})" for row in others if row not in rivals]
     verdict = Verdict(
         f"At equal cost {ours} predicts better than other methods.",
         "the paper compares with a single model alone",
-        status if len(wide) >= 3 else "undecided",
+        answer if len(wide) >= 3 else "undecided",
         f"{ours} takes {times[ours]:.2f} times as long as a single model; {len(rivals)} other rows take at most "
         f"{DEARER} times as long as that. {'. '.join(said)}."
         + (f" Left out because they take longer: {', '.join(left)}." if left else ""),
@@ -222,13 +220,12 @@ def _ahead_of_usual(wide: pd.DataFrame, times: dict[str, float], ours: str) -> l
     both = ("nll", "ece")
     clearly = all(ahead(wide, column, row, ours) == -1 for column in both for row in USUAL)
     by_mean = all(better(wide, column, ours, row) for column in both for row in USUAL)
-    status: Status = "held" if clearly else "partly" if by_mean else "not held"
     said = [_beside(wide, column, ours, {row: times[row] for row in USUAL}) for column in both]
     verdict = Verdict(
         f"{ours} has a lower NLL and ECE than single models on all images, an ensemble of two, SWA, MC dropout and "
         f"IVON as they are usually trained, for at most {MORE} times the time of a single model.",
         "the paper compares with a single model alone",
-        status if len(wide) >= 3 else "undecided",
+        status(clearly, by_mean, len(wide) < 3),
         f"It takes {times[ours]:.2f} times as long. {'. '.join(said)}.",
         ours=True,
     )
@@ -236,19 +233,18 @@ def _ahead_of_usual(wide: pd.DataFrame, times: dict[str, float], ours: str) -> l
 
 
 def _counts(wide: pd.DataFrame, turns: pd.DataFrame, number: int) -> Verdict:
-    wide_turns = turns.pivot(index="turn", columns="kind", values="seconds")
-    relative = wide_turns["twins"] / wide_turns["twins-draws"]
-    time = relative.median()
-    worse = []
-    for column, sign in (("accuracy", -1), ("nll", 1), ("ece", 1)):
-        apart = sign * (wide[column][OURS] - wide[column][DRAWS])
-        worse.append((COLUMNS[column], apart.mean(), apart.sem()))
+    seconds = turns.pivot(index="turn", columns="kind", values="seconds")
+    relative = seconds["twins"] / seconds["twins-draws"]
+    worse = {
+        column: (-1 if HIGHER[column] else 1) * (wide[column][OURS] - wide[column][DRAWS])
+        for column in ("accuracy", "nll", "ece")
+    }
     return Verdict(
         "Weights instead of repeated samples are no worse, at three quarters of the time.",
         '`resample="counts"`',
-        _status(number, [time <= 0.75, *(apart <= error for _, apart, error in worse)]),
-        f"{time:.2f} ({relative.min():.2f} to {relative.max():.2f}) of the time; worse by "
-        + ", ".join(f"{name} {with_error(apart, error, SIGNED)}" for name, apart, error in worse)
+        _status(number, [relative.median() <= 0.75, *(apart.mean() <= apart.sem() for apart in worse.values())]),
+        f"{relative.median():.2f} ({relative.min():.2f} to {relative.max():.2f}) of the time; worse by "
+        + ", ".join(f"{COLUMNS[c]} {with_error(apart.mean(), apart.sem(), SIGNED)}" for c, apart in worse.items())
         + " (standard errors; negative is better).",
         ours=True,
     )

@@ -69,9 +69,7 @@ def agrees(value: float, error: float, expected: float = 1.0, margin: float = 0.
 def overall(answers: Iterable[bool | None], partly: float = 1 / 2) -> Status:
     """One status for several answers of `agrees`: "partly" if at least the share `partly` of them is True."""
     found = list(answers)
-    if None in found:
-        return "undecided"
-    return "held" if all(found) else "partly" if sum(map(bool, found)) >= partly * len(found) else "not held"
+    return status(all(found), sum(map(bool, found)) >= partly * len(found), None in found)
 
 
 class Experiment(Protocol):

@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cache
 from itertools import islice
@@ -132,22 +132,19 @@ def errors_explained(run: Run) -> Iterator[None]:
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
     """Let one process at a time work on a run. The system frees the lock when the process ends, also after a kill."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = os.open(directory, os.O_RDONLY) if sys.platform != "win32" else None
-    except OSError as error:
-        raise RunError(f"can't write to {directory}: {error.strerror}; choose another directory with --out.") from None
-    if lock is None:  # Windows has no such lock
-        yield
-        return
-    try:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            directory.mkdir(parents=True, exist_ok=True)
+            if sys.platform != "win32":  # which has no such lock
+                lock = os.open(directory, os.O_RDONLY)
+                stack.callback(os.close, lock)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunError(f"another process is working on the run in {directory}.") from None
+        except OSError as error:
+            why = f"can't write to {directory}: {error.strerror}"
+            raise RunError(f"{why}; choose another directory with --out.") from None
         yield
-    finally:
-        os.close(lock)
 
 
 def _is_finished(name: str, config: Any, directory: Path) -> bool:
@@ -285,15 +282,15 @@ def _compute_at_once(parts: list[Part], directory: Path, begin: Callable[[Part],
 
 
 def _begin_process(threads: int, ended: Connection) -> None:
-    threading.Thread(target=_end_with_the_run, args=(ended,), daemon=True).start()
+    """The process ends when the run ends, however it does: otherwise it would write where the next run resumes."""
+
+    def end_with_the_run() -> None:
+        with suppress(OSError):  # on Windows
+            ended.poll(None)  # returns when the run, or the system after a kill, closes the other end
+        os._exit(1)
+
+    threading.Thread(target=end_with_the_run, daemon=True).start()
     torch.set_num_threads(threads)
-
-
-def _end_with_the_run(ended: Connection) -> None:
-    """End this process when the run ends, however it does: otherwise it would write where the next run resumes."""
-    with suppress(OSError):  # on Windows
-        ended.poll(None)  # returns when the run, or the system after a kill, closes the other end
-    os._exit(1)
 
 
 def _compute_one(part: Part, directory: Path, tick: Tick = lambda: None) -> None:

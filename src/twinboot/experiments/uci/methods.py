@@ -13,6 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -23,6 +24,7 @@ from torch.utils.data import TensorDataset
 from ... import Prediction, Protocol, fit, resets
 from ..._core.seeds import derive, seeded
 from ..datasets.array_files import checksum
+from ..runner.experiment import require_at_least
 from .data import Split
 
 LEVEL = 0.9  # of central intervals
@@ -75,9 +77,7 @@ class Config:
     """Seed of everything random. The splits are those of the file."""
 
     def __post_init__(self) -> None:
-        for name in ("splits", "hidden", "batch", "large", "large_batch", "updates", "epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        require_at_least(self, 1, "splits", "hidden", "batch", "large", "large_batch", "updates", "epochs")
         if self.samples < 2:
             raise ValueError(f"samples must be at least 2, for a spread, not {self.samples}.")
         if not 0 < self.lr < math.inf:
@@ -125,22 +125,15 @@ def held_out(config: Config, rows: int, seed: int) -> tuple[Tensor, Tensor]:
     return order[aside:], order[:aside]
 
 
-def single(config: Config, split: Split, seed: int) -> Predicted:
-    """A network that a hold-out stops."""
-    began = time.process_time()
-    used, held = held_out(config, len(split.train_x), seed)
-    model, epoch = train(config, split, seed, used, held, config.epochs_of(len(split.train_x)))
-    noise = noise_of(certain(model, split.train_x[held]), split.train_y[held], config.min_noise)
+def single(config: Config, split: Split, seed: int, epochs: int | None = None) -> Predicted:
+    """A network that a hold-out stops; or one on all rows, for a number of epochs. The noise of that one is estimated
+    from the rows that it was fitted to."""
+    began, rows = time.process_time(), len(split.train_x)
+    used, held = held_out(config, rows, seed) if epochs is None else (torch.arange(rows), None)
+    model, epoch = train(config, split, seed, used, held, epochs or config.epochs_of(rows))
+    judged = used if held is None else held
+    noise = noise_of(certain(model, split.train_x[judged]), split.train_y[judged], config.min_noise)
     return Predicted(certain(model, split.test_x), noise, epoch, time.process_time() - began, len(used))
-
-
-def on_all(config: Config, split: Split, seed: int, epochs: int) -> Predicted:
-    """A network on all rows for a number of epochs. Its noise is estimated from the rows that it was fitted to."""
-    began = time.process_time()
-    rows = torch.arange(len(split.train_x))
-    model, epoch = train(config, split, seed, rows, None, epochs)
-    noise = noise_of(certain(model, split.train_x), split.train_y, config.min_noise)
-    return Predicted(certain(model, split.test_x), noise, epoch, time.process_time() - began, len(rows))
 
 
 def twins(config: Config, split: Split, seed: int) -> dict[str, Predicted]:
@@ -164,9 +157,7 @@ def twins(config: Config, split: Split, seed: int) -> dict[str, Predicted]:
     unseen, used = result.bootstrap.unseen, len(result.bootstrap.seen)
 
     def by(samples: int) -> Predicted:
-        def predict(x: Tensor) -> Prediction:
-            return result.estimate.predict(x, samples, "regression", seed=seed)
-
+        predict = partial(result.estimate.predict, samples=samples, task="regression", seed=seed)
         noise = noise_of(predict(split.train_x[unseen]), split.train_y[unseen], config.min_noise)
         return Predicted(predict(split.test_x), noise, result.best_epoch, seconds, used)
 

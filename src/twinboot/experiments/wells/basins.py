@@ -20,7 +20,7 @@ from torch.func import vmap
 from .. import plots
 from ..intervals import formatted
 from ..runner.experiment import Part, Tables, Tick, Verdict, agrees, overall, status
-from .landscape import WELLS, Reset, Setting, Trained, exact_line, mean_landscape, require_start, rms, steps, train
+from .landscape import WELLS, Reset, Setting, exact_line, mean_landscape, rms, steps, train
 
 TITLE = "Two wells: one basin kept or lost"
 QUESTION = "Do resets keep the twins in one well, so that their distance is the uncertainty there and no more?"
@@ -52,10 +52,6 @@ class Config(Setting):
     seeds: int = 1000
     """Runs for each kind of reset, each with its own data."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_start(self)
-
 
 QUICK = Config(seeds=200)
 
@@ -66,53 +62,35 @@ def parts(config: Config) -> list[Part]:
 
 
 def _runs(config: Config, tick: Tick) -> dict[str, pd.DataFrame]:
-    trained = {mode: train(config, config.start, config.seeds, mode, tick, keep_path=True) for mode in MODES}
+    trained = {mode: train(config, mode, tick, keep_path=True) for mode in MODES}
     first, second = trained["none"].wells(config.width)
     apart = (first != second) & (first >= 0) & (second >= 0)
     shown = int(apart.float().argmax())  # the first run that splits; run 0 if none does
-    return {
-        "runs": pd.concat([_outcomes(config, mode, run) for mode, run in trained.items()], ignore_index=True),
-        "paths": pd.concat([_path(mode, run, shown) for mode, run in trained.items()], ignore_index=True),
-    }
-
-
-def _outcomes(config: Config, mode: str, run: Trained) -> pd.DataFrame:
-    names = {-1: "neither", 0: "left", 1: "right"}
-    well_1, well_2 = ([names[w] for w in twin.tolist()] for twin in run.wells(config.width))
-    columns = {"seed": range(config.seeds), "well_1": well_1, "well_2": well_2, "sigma": run.sigma.tolist()}
-    return pd.DataFrame({"reset": mode, **columns})
-
-
-def _path(mode: str, run: Trained, shown: int) -> pd.DataFrame:
-    columns = {"reset": mode, "run": shown, "step": range(len(run.path)), "sigma": run.path_sigma[:, shown]}
-    paths = run.path[:, :, shown].unbind(1)
-    return pd.concat(
-        pd.DataFrame({**columns, "twin": twin, "w1": w[:, 0], "w2": w[:, 1]}) for twin, w in enumerate(paths, start=1)
-    )
+    names, runs, paths = {-1: "neither", 0: "left", 1: "right"}, [], []
+    for mode, run in trained.items():
+        well_1, well_2 = ([names[w] for w in twin.tolist()] for twin in run.wells(config.width))
+        ends = {"seed": range(config.seeds), "well_1": well_1, "well_2": well_2, "sigma": run.sigma.tolist()}
+        runs.append(pd.DataFrame({"reset": mode, **ends}))
+        columns = {"reset": mode, "run": shown, "step": range(len(run.path)), "sigma": run.path_sigma[:, shown]}
+        for twin, w in enumerate(run.path[:, :, shown].unbind(1), start=1):
+            paths.append(pd.DataFrame({**columns, "twin": twin, "w1": w[:, 0], "w2": w[:, 1]}))
+    return {"runs": pd.concat(runs, ignore_index=True), "paths": pd.concat(paths, ignore_index=True)}
 
 
 def summary(runs: pd.DataFrame) -> pd.DataFrame:
     """For each reset: the share of runs whose twins end in different wells, or with a twin in neither, and sigma."""
-    rows = []
-    for reset, group in runs.groupby("reset", sort=False):
-        lost = (group["well_1"] == "neither") | (group["well_2"] == "neither")
-        apart = (group["well_1"] != group["well_2"]) & ~lost
-        together, share = group[~apart & ~lost]["sigma"], apart.mean()
-        root, error = rms(together)
-        rows.append(
-            {
-                "reset": reset,
-                "apart": share,
-                # Where no or every run is apart, chance could still have hidden three.
-                "apart_error": max(math.sqrt(share * (1 - share)), 1.5 / math.sqrt(len(group))) / math.sqrt(len(group)),
-                "lost": lost.mean(),
-                "sigma_apart": rms(group[apart]["sigma"])[0],
-                "sigma": root,
-                "sigma_error": error,
-                "sigma_median": together.median(),
-            }
-        )
-    return pd.DataFrame(rows).set_index("reset")
+    lost = (runs[["well_1", "well_2"]] == "neither").any(axis=1)
+    apart = (runs["well_1"] != runs["well_2"]) & ~lost
+    together = runs["sigma"].where(~apart & ~lost)
+    columns = {"apart": apart, "lost": lost, "together": together, "split": runs["sigma"].where(apart)}
+    grouped = runs.assign(**columns).groupby("reset", sort=False)
+    found = grouped.agg(apart=("apart", "mean"), lost=("lost", "mean"), sigma_median=("together", "median"))
+    # Where no or every run is apart, chance could still have hidden three.
+    deviation, number = (found["apart"] * (1 - found["apart"])).pow(0.5), grouped.size().pow(0.5)
+    found["apart_error"] = deviation.clip(lower=1.5 / number) / number
+    found["sigma_apart"] = [rms(own["split"])[0] for _, own in grouped]
+    found[["sigma", "sigma_error"]] = [rms(own["together"]) for _, own in grouped]
+    return found
 
 
 def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:

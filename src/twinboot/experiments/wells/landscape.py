@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 import pandas as pd
 import torch
@@ -39,7 +39,7 @@ WELLS = torch.tensor([[-SEPARATION / 2, 0.0], [SEPARATION / 2, 0.0]])
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One training on the landscape."""
+    """Runs on the landscape, each with its own data."""
 
     width: float = 0.5
     """Standard deviation of a well. Not stated; at 1.0 the two wells would be one."""
@@ -61,21 +61,20 @@ class Setting:
     """Epochs after which the learning rate falls to a tenth. The paper states a step schedule, not its steps."""
     seed: int = 0
     """Of the data, their resampling and the noise on the weights."""
+    start: tuple[float, float] = (0.4, 0.6)
+    """Where the twins start. Not stated; on the slope of one well, so that the well is not in question."""
+    seeds: int = 200
+    """Runs for each point, each with its own data."""
 
     def __post_init__(self) -> None:
         require_positive(self, "width", "noise", "size", "batch", "lr", "epochs")
-        require_at_least(self, 2, "size")  # one datum can't be resampled
+        require_at_least(self, 2, "size", "seeds")  # one datum can't be resampled
+        if math.hypot(*self.start) > 3:
+            raise ValueError(f"start {self.start} is too far from the wells at (-1, 0) and (1, 0): there is no slope.")
         if any(epoch < 1 for epoch in (*self.resets, *self.rate_steps)):
             raise ValueError("resets and rate_steps are epochs, counted from 1.")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must be a whole number from 0 to 2^63 - 1, not {self.seed}.")
-
-
-def require_start(config: Any) -> None:
-    """Check the settings `start` and `seeds` of both experiments on this landscape."""
-    require_at_least(config, 2, "seeds")
-    if math.hypot(*config.start) > 3:
-        raise ValueError(f"start {config.start} is too far from the wells at (-1, 0) and (1, 0): there is no slope.")
 
 
 def rms(sigma: pd.Series) -> tuple[float, float]:
@@ -155,14 +154,14 @@ def _sandwich(width: float, noise: float, datum: Datum) -> float:
 class Points(nn.Module):
     """Many independent runs in one parameter: each of its rows is the weights of a run."""
 
-    def __init__(self, start: tuple[float, float], runs: int, width: float, datum: Datum) -> None:
+    def __init__(self, setting: Setting) -> None:
         super().__init__()
-        self.w = nn.Parameter(torch.tensor(start).repeat(runs, 1))
-        self.width, self.datum = width, datum
+        self.w = nn.Parameter(torch.tensor(setting.start).repeat(setting.seeds, 1))
+        self.setting = setting
 
     def forward(self, x: Tensor) -> Tensor:
         """The summed losses of all runs, each on its own batch: x is [batch, runs, 2]."""
-        return loss(self.w, x, self.width, self.datum).mean(0).sum()
+        return loss(self.w, x, self.setting.width, self.setting.datum).mean(0).sum()
 
 
 @dataclass(frozen=True)
@@ -180,19 +179,11 @@ class Trained:
         return torch.where(distance.amin(-1) < 3 * width, distance.argmin(-1), -1)
 
 
-def train(
-    setting: Setting,
-    start: tuple[float, float],
-    runs: int,
-    mode: Reset,
-    tick: Tick,
-    keep_path: bool = False,
-    noise_scale: float = 1.0,
-) -> Trained:
+def train(setting: Setting, mode: Reset, tick: Tick, keep_path: bool = False, noise_scale: float = 1.0) -> Trained:
     """Many independent runs of Twin-Boot at once, each with its own data and its own two bootstrap samples."""
     generator = torch.Generator().manual_seed(setting.seed)
-    data = torch.randn(setting.size, runs, 2, generator=generator) * setting.noise
-    twins = Twins(Points(start, runs, setting.width, setting.datum), groups=Blocks((1, 2)), seed=setting.seed)
+    data = torch.randn(setting.size, setting.seeds, 2, generator=generator) * setting.noise
+    twins = Twins(Points(setting), groups=Blocks((1, 2)), seed=setting.seed)
     optimizer = torch.optim.SGD(twins.parameters(), lr=setting.lr)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, setting.rate_steps, gamma=0.1)
     due = resets.at(*setting.resets) if setting.resets else resets.never()

@@ -21,7 +21,7 @@ from ..._core.seeds import derive
 from .. import plots
 from ..intervals import formatted
 from ..runner.experiment import Part, Tables, Tick, Verdict, agrees, overall, refuse_repeated
-from .landscape import Datum, Reset, Setting, exact_line, paper_line, require_start, rms, steps, train
+from .landscape import Datum, Reset, Setting, exact_line, paper_line, rms, steps, train
 
 TITLE = "Two wells: what sigma depends on"
 QUESTION = "Does sigma follow the number and the noise of the data as theory says, whatever the optimizer's settings?"
@@ -43,8 +43,6 @@ SWEEPS = {
 class Config(Setting):
     """Figure 3: final sigma against the number of data, their noise, the learning rate and the batch size."""
 
-    start: tuple[float, float] = (0.4, 0.6)
-    """Where the twins start. Not stated; on the slope of one well, so that the well is not in question."""
     reset: Reset = "mean"
     """Kind of reset (Appendix A.3: mean-reset mode)."""
     sizes: tuple[int, ...] = (50, 100, 200, 400, 800, 1600, 3200)
@@ -55,12 +53,9 @@ class Config(Setting):
     """Learning rates."""
     batches: tuple[int, ...] = (2, 5, 10, 20, 50, 100, 200, 400)
     """Sizes of mini-batches; the last is the full batch."""
-    seeds: int = 200
-    """Runs for each point, each with its own data."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_start(self)
         refuse_repeated(self, "sizes", "noises", "rates", "batches")
         list(points(self))  # each checks itself
 
@@ -103,7 +98,7 @@ def _part_name(name: str, setting: Setting, config: Config) -> str:
 
 
 def _point(config: Config, name: str, setting: Setting, tick: Tick) -> dict[str, pd.DataFrame]:
-    run = train(setting, config.start, config.seeds, config.reset, tick)
+    run = train(setting, config.reset, tick)
     first, second = run.wells(setting.width)
     columns = {"sigma": run.sigma.tolist(), "one_well": ((first == second) & (first >= 0)).tolist()}
     return {"sigma": pd.DataFrame({"point": name, "seed": range(config.seeds), **columns})}
