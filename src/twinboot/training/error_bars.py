@@ -48,7 +48,7 @@ from .epoch import Training
 from .logs import show_finished, show_round
 from .options import require_amp, require_gradient_steps, require_options, require_whole_weights
 from .protocol import FIT, Protocol, complete
-from .rounds import RESTART, Round, warn_if_far_above
+from .rounds import RESTART, Round, least_difference, warn_if_far_above
 
 Keep = Literal["members", "sigma"]
 
@@ -225,7 +225,7 @@ def _warn_if_worse(current: Round, model: nn.Module) -> None:
     [copied] = replicate(model)
     before, after = current.losses(copied.to(current.run.device))
     advice = "lower the learning rate, or give more epochs"
-    warn_if_far_above(after, before, current.run.task, advice, stacklevel=3)
+    warn_if_far_above(after, before, least_difference(current.run), advice, stacklevel=3)
 
 
 def _estimate(model: nn.Module, run: Training, members: list[dict[str, Tensor]], keep: Keep) -> Estimate:
