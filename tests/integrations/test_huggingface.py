@@ -37,6 +37,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from twinboot import Bootstrap, PairedLoader, Protocol, Twins, pool_gradients, resets
 from twinboot.estimate.conformal import Scores
+from twinboot.estimate.spread import DRAWS
 from twinboot.integrations.huggingface import REPLACED, TwinTrainer, load
 from twinboot.training import checkpoints
 
@@ -359,6 +360,93 @@ def test_the_best_model_is_loaded_with_its_sigma(tmp_path: Path) -> None:
     trainer.evaluate()  # must not restore the last model
     assert same(weights(trainer.model), model)
     assert same(trainer.estimate().sigma, sigma)
+
+
+def settled(folder: Path, model: Any = None, spread: float = 0.5, resume: Any = None, **options: Any) -> TwinTrainer:
+    args = arguments(folder, **{"num_train_epochs": 4, "learning_rate": 0.003, **options})
+    trainer = TwinTrainer(bert() if model is None else model, args, train_dataset=sentences(), spread=spread)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+@pytest.fixture
+def around(monkeypatch: pytest.MonkeyPatch) -> list[TwinTrainer]:
+    """The trainers of the twins that settle."""
+    found, make = list[TwinTrainer](), TwinTrainer._around
+    monkeypatch.setattr(TwinTrainer, "_around", lambda *args: found.append(make(*args)) or found[-1])
+    return found
+
+
+def test_draws_spread_as_the_twins_that_settled_and_the_model_stays_the_same(tmp_path: Path, around: Any) -> None:
+    plain, trainer = settled(tmp_path, spread=0.0), settled(tmp_path)
+    assert same(weights(plain.model), weights(trainer.model))
+    assert same(weights(plain.twins), weights(trainer.twins))
+    assert trainer.state.global_step == 32
+    assert around[-1].state.global_step == 16
+    assert around[-1].lr_scheduler.get_last_lr() == [0, 0]
+    data = [row for i, row in enumerate(sentences()) if i in set(trainer.bootstrap.unseen.tolist())]
+    with torch.no_grad():
+        first, second = (twin.eval()(inputs(data)).logits.softmax(1) for twin in around[-1].twins)
+    drawn = trainer.predict(data, samples=400).std.square().mean()
+    apart = ((first - second).square() / 2).mean()
+    assert abs(drawn / apart - 1) < 4 * math.sqrt(2 / (DRAWS - 1))  # the search has so many draws
+    saved, settings = trainer.predict(data, 8), (trainer.estimate().scale, trainer.estimate().task)
+    trainer.save_model(str(tmp_path / "model"))
+    loaded = load(tmp_path / "model", type(trainer.model).from_pretrained(tmp_path / "model"))
+    assert (loaded.scale, loaded.task) == settings
+    assert loaded.scale != 1
+    found = loaded.predict({"input_ids": inputs(data)}, 8, seed=trainer.args.seed, vectorize=False)
+    torch.testing.assert_close(found.std, saved.std)
+
+
+@pytest.mark.parametrize("step", [12, 32])  # within the training, and at its end
+def test_a_resumed_run_settles_bit_for_bit(tmp_path: Path, step: int) -> None:
+    dropout: dict[str, Any] = {"hidden_dropout_prob": 0.1}
+    saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 4}
+    whole = settled(tmp_path / "whole", bert(**dropout), **saving)
+    again = settled(
+        tmp_path / "again", bert(**dropout), resume=str(tmp_path / "whole" / f"checkpoint-{step}"), **saving
+    )
+    assert same(whole.estimate().sigma, again.estimate().sigma)
+    assert whole.estimate().scale == again.estimate().scale
+    assert torch.equal(whole.predict(sentences(), 4).std, again.predict(sentences(), 4).std)
+    state = torch.get_rng_state()
+    again._settle()
+    assert torch.equal(torch.get_rng_state(), state)  # the user's own random numbers do not change
+
+
+def test_adapters_that_unlearn_their_task_settle_with_a_lower_rate(tmp_path: Path, around: Any) -> None:
+    trainer = settled(tmp_path, learning_rate=0.02, num_train_epochs=8)
+    assert len(around) > 1
+    with torch.no_grad():
+        rights = [
+            (twin.eval()(inputs(sentences())).logits.argmax(1) == trainer.predict(sentences(), 0).labels)
+            for twin in around[-1].twins
+        ]
+    assert torch.stack(rights).float().mean() > 0.7
+
+
+def test_a_model_that_predict_refuses_does_not_settle(tmp_path: Path, around: Any) -> None:
+    data = [{"input_ids": row["input_ids"], "start_positions": 1, "end_positions": 2} for row in sentences()]
+    model, args = bert(BertForQuestionAnswering, num_labels=2), arguments(tmp_path, max_steps=2)
+    trainer = TwinTrainer(model, args, train_dataset=data, spread=0.3)
+    trainer.train()
+    assert not around
+    assert trainer.estimate().scale == 1
+
+
+def test_tokens_of_padded_batches_settle(tmp_path: Path, around: Any) -> None:
+    def padded(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        length = max(len(row["input_ids"]) for row in rows)
+        return {k: torch.tensor([row[k] + [0] * (length - len(row[k])) for row in rows]) for k in rows[0]}
+
+    rows = [row["input_ids"][: 2 + i % 4] for i, row in enumerate(sentences())]
+    data = [{"input_ids": tokens, "labels": [token % 3 for token in tokens]} for tokens in rows]
+    model, args = bert(BertForTokenClassification), arguments(tmp_path, max_steps=10, gradient_accumulation_steps=2)
+    trainer = TwinTrainer(model, args, padded, data, spread=0.5)
+    trainer.train()
+    assert around[-1].state.global_step == 5
+    assert 0 < trainer.estimate().scale != 1
 
 
 def test_twins_of_a_split_bootstrap_have_the_sigma_of_their_mean(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import importlib
+import math
 import os
 import subprocess
 import sys
@@ -26,6 +27,9 @@ from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
 
 from twinboot import Bootstrap, PairedLoader, Protocol, Twins, pool_gradients, resets
+from twinboot._core.seeds import derive
+from twinboot.estimate.spread import DRAWS
+from twinboot.integrations import lightning as integration
 from twinboot.integrations.lightning import (
     TwinModule,
     _require_strategy,
@@ -35,6 +39,7 @@ from twinboot.integrations.lightning import (
     using_weights,
 )
 from twinboot.resets import steps_and_epochs
+from twinboot.training.rounds import falling
 
 AFTER_EACH = resets.every(1)
 DATA = classes(64)  # seven batches of ten per twin and epoch; the last one is smaller
@@ -1203,3 +1208,79 @@ def test_a_deep_copy_is_complete_and_independent() -> None:
 def test_the_package_itself_does_not_load_lightning() -> None:
     code = "import sys, twinboot; print([m for m in sys.modules if m.split('.')[0] in ('lightning', 'torchmetrics')])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+QUICK: dict[str, Any] = {"max_epochs": 2, "gradient_clip_val": 1.0}
+
+
+def test_draws_spread_as_the_twins_that_settled_and_the_mean_stays_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, make = list[Any](), integration._Settling.__init__
+    monkeypatch.setattr(integration._Settling, "__init__", lambda self, *args: made.append(self) or make(self, *args))
+    twins = fitted(max_epochs=3)
+    plain, before = twins.estimate(), {name: t.clone() for name, t in twins.state_dict().items()}
+    estimate = twins.settle(trainer(**QUICK), task="classification")
+    assert_same_bits(estimate.module.state_dict(), plain.module.state_dict())
+    assert_same_bits(twins.state_dict(), before)
+    assert (estimate.task, plain.scale) == ("classification", 1)
+    [settling] = made
+    assert settling.protocol.noise == 0
+    assert settling.trainer.optimizers[0].param_groups[0]["lr"] == 0
+    x = DATA.tensors[0][twins.bootstrap.unseen]
+    with torch.no_grad():
+        first, second = (twin.eval()(x).softmax(1) for twin in settling.twins)
+    drawn = estimate.predict(x, samples=400).std.square().mean()
+    assert abs(drawn / ((first - second).square() / 2).mean() - 1) < 4 * math.sqrt(2 / (DRAWS - 1))
+
+
+def test_settling_equals_the_plain_loop() -> None:
+    """The optimizer's rate, whatever the module's scheduler has made of it, times the factor, and falling to 0."""
+
+    class Warming(Net):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.0)]
+
+    of = TwinModule(Warming(), DATA, batch_size=10, seed=3)
+    settling = integration._Settling(of, of.estimate().module, factor=2.0)
+    trainer(max_epochs=2).fit(settling)
+
+    seed = derive(3, "settle")
+    plain = Twins(of.estimate().module, seed=seed)
+    loader = PairedLoader(DATA, Bootstrap(64, seed=3), 10, seed=seed)
+    optimizer = torch.optim.SGD(plain.parameters(), 0.2)
+    schedule = falling(optimizer, 2 * len(loader))
+    plain.train()
+    for _ in range(2):
+        for pair in loader:
+            optimizer.zero_grad()
+            sum(F.cross_entropy(twin(x), y) for twin, (x, y) in zip(plain, pair, strict=True)).backward()
+            optimizer.step()
+            schedule.step()
+            plain.update()
+    for name, t in plain.state_dict().items():
+        if t.is_floating_point():
+            torch.testing.assert_close(settling.state_dict()[name], t)
+
+
+def test_twins_that_unlearn_while_they_settle_get_a_warning_at_the_line_of_the_caller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("twinboot.estimate.spread.matched_scale", lambda *args: 1.0)  # it would warn, too
+    twins = fitted(max_epochs=3)
+    with pytest.warns(UserWarning, match="training loss of .* lower the factor, or give the Trainer more ep") as found:
+        twins.settle(trainer(max_epochs=1), task="classification", factor=1000.0)
+    assert __file__ in [warning.filename for warning in found]
+
+
+def test_mistakes_in_settling_get_one_sentence() -> None:
+    twins = fitted(max_epochs=1)
+    with pytest.raises(ValueError, match=r"^this Trainer has been used: give a new one, such as Trainer"):
+        twins.settle(twins.trainer)
+    with pytest.raises(TypeError, match=r"^trainer must be a Trainer of the package lightning, not 3\.$"):
+        twins.settle(3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^unknown task 'x': use"):
+        twins.settle(trainer(**QUICK), task="x")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^factor must be"):
+        twins.settle(trainer(**QUICK), factor=0.0)
+    with pytest.raises(TypeError, match=r"^a batch is a dict: give settle inputs=, a function"):
+        integration._all_but_last({"x": 1})

@@ -16,7 +16,20 @@ from twinboot.estimate import spread
 from twinboot.training import rounds
 from twinboot.training.epoch import Training
 from twinboot.training.protocol import FIT, Protocol, complete
-from twinboot.training.rounds import FAR, LOWER, NATS, RESTART, Round, Settled, falling, is_above, settle, settle_around
+from twinboot.training.rounds import (
+    FAR,
+    LOWER,
+    NATS,
+    RESTART,
+    SHARE,
+    Round,
+    Settled,
+    falling,
+    is_above,
+    least_difference,
+    settle,
+    settle_around,
+)
 
 
 def blobs(n: int = 240) -> TensorDataset:
@@ -135,14 +148,22 @@ def test_where_every_rate_diverges_sigma_of_the_training_stays_and_a_warning_say
     assert_same_bits(found.estimate.state_dict(), plain.estimate.state_dict())
 
 
-@pytest.mark.parametrize("task", ["classification", "gaussian", "regression", None])
+@pytest.mark.parametrize("least", [0.0, NATS])
 @pytest.mark.parametrize("before", [-1.0, 0.001, 1.0])
-def test_a_loss_is_above_by_a_factor_and_a_likelihood_also_by_a_difference(before: float, task: Any) -> None:
-    by = max((FAR - 1) * abs(before), NATS if task in ("classification", "gaussian") else 0.0)
-    assert is_above(before + 1.01 * by, before, FAR, task)
-    assert not is_above(before + 0.99 * by, before, FAR, task)
-    assert not is_above(before - 1, before, FAR, task)
-    assert is_above(math.nan, before, FAR, task)
+def test_a_loss_is_above_by_a_factor_and_a_difference(before: float, least: float) -> None:
+    by = max((FAR - 1) * abs(before), least)
+    assert is_above(before + 1.01 * by, before, FAR, least)
+    assert not is_above(before + 0.99 * by, before, FAR, least)
+    assert not is_above(before - 1, before, FAR, least)
+    assert is_above(math.nan, before, FAR, least)
+
+
+def test_the_least_difference_is_that_of_the_likelihood_or_a_share_of_the_variance_of_the_targets() -> None:
+    x = torch.randn(40, 1, generator=seeded(0))
+    cover: dict[str, Any] = {"protocol": FIT, "batch_size": 8, "bootstrap": Bootstrap(40, cover=True), "seed": 0}
+    values = Training(nn.Linear(1, 1), TensorDataset(x, 3 * x), "regression", **cover)
+    assert least_difference(values) == pytest.approx(SHARE * (3 * x).var(correction=0).item(), rel=1e-6)
+    assert least_difference(run()) == NATS
 
 
 @pytest.mark.parametrize(
@@ -160,7 +181,7 @@ def test_the_largest_rate_with_which_twins_stay_good_is_taken(losses: tuple[floa
         return Settled(factor, before=1.0, after=loss)
 
     last_finite = max(k for k in range(tried) if losses[k] is not None)
-    assert settle_around(attempt, None, stacklevel=1) == factors[last_finite]
+    assert settle_around(attempt, 0.0, stacklevel=1) == factors[last_finite]
     assert factors == [RESTART / 3**k for k in range(tried)]
 
 
@@ -168,7 +189,7 @@ def test_twins_that_are_worse_at_each_rate_are_used_with_a_warning() -> None:
     with pytest.warns(
         UserWarning, match=r"a training loss of 3, and the model has 1 on .*: lower the learning rate, or"
     ):
-        found = settle_around(lambda factor: Settled(factor, 1.0, 3.0), None, stacklevel=1)
+        found = settle_around(lambda factor: Settled(factor, 1.0, 3.0), 0.0, stacklevel=1)
     assert found == RESTART / 9
 
 

@@ -5,6 +5,7 @@ from twinboot.integrations.huggingface import TwinTrainer, load
 trainer = TwinTrainer(model, args, train_dataset=data)
 trainer.train()
 prediction = trainer.predict(new)                    # .probs .std .entropy .mutual_information
+# TwinTrainer(..., spread=0.3) gives .std the right size
 
 trainer.estimate().calibrate(held_out)               # predict and save_model use its temperature and scale
 trainer.save_model(folder)                           # for any from_pretrained, with sigma.safetensors beside it
@@ -32,24 +33,28 @@ from .._core.extras import how_to_install
 
 try:
     import accelerate  # noqa: F401 - the Trainer needs it only when one is made
-    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers import DefaultFlowCallback, ProgressCallback, Trainer, TrainerCallback, TrainingArguments
     from transformers import __version__ as installed
+    from transformers.trainer_callback import CallbackHandler, TrainerControl
 except ImportError as error:
     raise ImportError(
         f"TwinTrainer needs transformers 5.22 or newer, and accelerate: {how_to_install('huggingface')}"
     ) from error
 
 from .. import Bootstrap, Estimate, PairedLoader, Prediction, Protocol, Twins, pool_gradients, resets
-from .._core import seeds
-from .._core.checks import one_of, require_whole, shown
+from .._core import ranks, seeds
+from .._core.checks import one_of, require_number, require_whole, shown
 from .._core.copies import Places, replicate
+from .._core.seeds import own_randomness
 from .._core.tensors import overwrite_
 from ..data.loader import require_map_style
-from ..estimate import files
+from ..estimate import files, spread
+from ..estimate.forward import evaluating
 from ..estimate.prediction import TASKS, Task
 from ..groups import Partition, assign, fixed_entries
 from ..training.protocol import HUGGING_FACE, complete, refuse_settings
-from ..training.validation import ENOUGH, Validation
+from ..training.rounds import Settled, average_buffers, falling, least_of, settle_around, without_noise
+from ..training.validation import ENOUGH, FEW, Validation
 from .resuming import read_twins, write_twins
 
 __all__ = ["TwinTrainer", "load"]
@@ -61,9 +66,15 @@ MULTI_LABEL = "multi_label_classification"
 DEFAULTS = {"temperature": 1.0, "scale": 1.0, "dropout": False, "task": None, "df_per_weight": None, "scores": None}
 SHARDED = "FSDP and DeepSpeed shard the weights, but twins need them whole: use torchrun with DDP."
 
+# What a Trainer does besides training: not while twins settle.
+OFF = {
+    **dict.fromkeys(("eval_strategy", "save_strategy", "logging_strategy"), "no"),
+    **dict.fromkeys(("load_best_model_at_end", "eval_on_start", "auto_find_batch_size", "push_to_hub"), False),
+}
+
 # The methods of Trainer that TwinTrainer replaces. Under another name, the Trainer would never call ours.
 REPLACED = (
-    *("get_train_dataloader", "create_optimizer", "_wrap_model", "training_step", "_get_num_items_in_batch"),
+    *("train", "get_train_dataloader", "create_optimizer", "_wrap_model", "training_step", "_get_num_items_in_batch"),
     *("_clip_grad_norm", "floating_point_ops", "_track_num_input_tokens", "evaluation_loop", "_save"),
     *("_save_optimizer_and_scheduler", "_load_optimizer_and_scheduler", "_load_best_model"),
 )
@@ -86,6 +97,8 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
     - Without an `eval_dataset`, evaluation uses the out-of-bag samples, which neither twin trains on.
     - `max_grad_norm` clips each twin separately. With gradient accumulation, each micro-batch gets new weight noise.
     - Resets wait for the next step. So evaluation and checkpoints see the trained mean.
+    - With `spread=0.3`, twins settle around the model after training, and sigma comes from them. The model does not
+      change. Checkpoints have the sigma of the training; a finished run that is resumed settles again, bit for bit.
     - A run resumed from a checkpoint equals the uninterrupted run bit for bit. It needs the same data and
       the same protocol. `twins.pt` in the checkpoint has the twins, without the backbone.
     - Under `torchrun`, the processes share each twin's batches (DDP). FSDP, DeepSpeed and several GPUs in one process
@@ -106,6 +119,12 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
             `protocol=Protocol(reset=resets.steps(resets.growing(10, 1.1, most=500)))`.
         bootstrap: Which twin sees which sample. Its `replicas` is the number of twins. By default
             `Bootstrap(len(train_dataset), seed=args.seed)`.
+        spread: After `train()`, twins settle around the model for this share of its steps, such as 0.3, as in `fit`:
+            without noise and resets, with the Trainer's own loss, optimizer and clipping, and a learning rate that
+            starts at five times that of the training and falls to 0. If their loss ends far above that of the model, as
+            with adapters, a lower rate is tried. Draws then spread predictions as much as these twins do, and their
+            mean may predict worse than the model itself, `predict(samples=0)`. 0 leaves it out. So does a model that
+            `predict` does not support.
         options: Further arguments of `Trainer`. For another optimizer, use `optimizer_cls_and_kwargs`.
 
     >>> from tempfile import mkdtemp
@@ -131,9 +150,12 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         *,
         protocol: Protocol | None = None,
         bootstrap: Bootstrap | None = None,
+        spread: float = 0.0,
         **options: Any,
     ) -> None:
         refuse_settings(options, "TwinTrainer", NOT_USED)
+        require_number("spread", spread)
+        self.spread = float(spread)
         self.protocol = complete(protocol, HUGGING_FACE, "TwinTrainer", without=NOT_USED)
         args = TrainingArguments("tmp_trainer") if args is None else args
         _require_arguments(model, args)
@@ -208,9 +230,12 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         self._match_precision()
         collate = self._get_collator_with_removed_columns(self.data_collator, "prediction")
         loader = DataLoader(test_dataset, self.args.eval_batch_size, collate_fn=collate, generator=torch.Generator())
-        batches = [{k: v for k, v in batch.items() if k not in self.label_names} for batch in loader]
+        batches = [self._without_labels(batch) for batch in loader]
         seed = self.args.seed if seed is None else seed
         return trained.predict(lambda i: self._prepare_inputs(batches[i]), len(batches), samples, task, scale, seed)
+
+    def _without_labels(self, batch: Any) -> dict[str, Any]:
+        return {name: value for name, value in batch.items() if name not in self.label_names}
 
     def _current_twin(self) -> _CurrentTwin:
         if self._current is None or self._current_model is not self.model:  # `model_init` makes one for each training
@@ -237,18 +262,74 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
             self._twins_are_ahead = False
 
     def _update_batchnorm(self, mean: nn.Module) -> None:
+        self._validation().update_batchnorm(mean, self._run, self.args.device, ENOUGH)
+
+    def _validation(self) -> Validation:
         collate = self._get_collator_with_removed_columns(self.data_collator, "training")
         options = {"collate_fn": collate, "num_workers": self.args.dataloader_num_workers}
-        validation = Validation(
-            self.train_dataset, self._loader.bootstrap, self._train_batch_size, self.args.seed, options
-        )
+        return Validation(self.train_dataset, self._loader.bootstrap, self._train_batch_size, self.args.seed, options)
 
-        @torch.no_grad()
-        def run(module: nn.Module, batch: Any, number: int) -> None:
-            with self.accelerator.autocast():
-                self.compute_loss(module, self._prepare_inputs(batch))
+    @torch.no_grad()
+    def _run(self, module: nn.Module, batch: Any, number: int) -> tuple[float, int]:
+        """The loss of a module on a batch, and the number of samples."""
+        size = next((len(t) for t in batch.values() if isinstance(t, Tensor) and t.ndim), 1)
+        with self.accelerator.autocast():
+            return self.compute_loss(module, self._prepare_inputs(batch)).item(), size
 
-        validation.update_batchnorm(mean, run, self.args.device, ENOUGH)
+    def _settle(self) -> None:
+        """Give the model the sigma and the scale of twins that settle around it."""
+        trained, device = self._require_trained(), self.args.device
+        self._match_precision()
+        batches = [self._without_labels(batch) for batch in self._validation().spread_batches(FEW)]
+        fetch = lambda number: self._prepare_inputs(batches[number])  # noqa: E731
+        if not trained.can_predict(fetch):
+            return
+
+        def attempt(factor: float) -> Settled[TwinTrainer]:
+            around = self._around(trained, factor)
+            with own_randomness(device, self.args.seed, "settle", *ranks.own()):
+                Trainer.train(around)
+            average_buffers(around.twins)
+            validation, twins = around._validation(), list(around.twins)
+            models = [trained.model] * len(twins), twins
+            return Settled(around, *(validation.loss_in_training(of, around._run, device) for of in models))
+
+        settled = settle_around(attempt, least_of(trained.settings["task"]), stacklevel=3)
+        if settled is not None:
+            scale, seed = self._loader.bootstrap.scale, seeds.derive(self.args.seed, "spread")
+            trained.take_spread(settled.twins, fetch, len(batches), seed, scale)
+
+    def _around(self, trained: TrainedModel, factor: float) -> TwinTrainer:
+        """A copy of this trainer for twins that settle around the model, with so many times its learning rate."""
+        around, args = copy.copy(self), copy.copy(self.args)
+        for name, value in OFF.items():
+            setattr(args, name, value)
+        args.max_steps = max(1, round(self.spread * self.state.global_step))
+        args.seed = args.data_seed = seeds.derive(self.args.seed, "settle") % 2**32
+        around.args, around.protocol, around.model_init = args, without_noise(self.protocol), None
+        [around.model] = replicate(trained.model, own=trained.partition.parameter_shapes)
+        around.model_wrapped, around._current, around._trained = around.model, None, None
+        for p in Places(around.model, list(trained.partition.parameter_shapes)).read():
+            p.requires_grad_()  # peft freezes an adapter that it loads
+        around.optimizer = around.lr_scheduler = None
+        callbacks = [DefaultFlowCallback(), _TwinCallback(around)]
+        callbacks += [] if args.disable_tqdm else [ProgressCallback()]
+        around.callback_handler = CallbackHandler(callbacks, around.model, around.processing_class, None, None)
+        around.control = TrainerControl()
+
+        def create_optimizer(model: Any = None) -> torch.optim.Optimizer:
+            optimizer = type(self).create_optimizer(around, model)
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] * factor
+            return optimizer
+
+        def create_scheduler(num_training_steps: int, optimizer: Any = None) -> Any:
+            around.lr_scheduler = falling(around.optimizer, num_training_steps)
+            return around.lr_scheduler
+
+        silent = lambda *args, **kwargs: None  # noqa: E731 - the user's loggers are for the training
+        around.__dict__ |= {"create_optimizer": create_optimizer, "create_scheduler": create_scheduler, "log": silent}
+        return around
 
     def _match_precision(self) -> None:
         """Run `model` under autocast if the twins train with it, as a Trainer's own model does."""
@@ -256,6 +337,13 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
             self.accelerator.prepare_model(self.model, evaluation_mode=True)
 
     # The methods that the Trainer calls: REPLACED
+
+    def train(self, resume_from_checkpoint: Any = None, trial: Any = None, ignore_keys_for_eval: Any = None) -> Any:
+        """Train as `Trainer.train`, and let twins settle around the model (`spread`)."""
+        output = super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
+        if self.spread and trial is None:  # in a search, only the trained model counts
+            self._settle()
+        return output
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """A tuple of batches for each step: one batch per twin, from its own bootstrap sample."""
@@ -506,11 +594,32 @@ class TrainedModel:
     ) -> Prediction:
         """Predict for the batches that `fetch` returns by their numbers. This uses the model itself, not a copy."""
         task = task or self.settings["task"] or self._refuse_task()
-        partition = copy.deepcopy(self.partition)  # the same weights, by their names in _Logits
-        partition.parameter_shapes = {f"model.{name}": shape for name, shape in partition.parameter_shapes.items()}
-        estimate = _estimate(_Logits(self.model, fetch, task), partition, self.settings)
+        estimate = self._by_numbers(_Logits(self.model, fetch, task))
         numbers = torch.arange(batches)
         return estimate.predict(numbers, samples, task, batch_size=1, scale=scale, seed=seed, vectorize=False)
+
+    def can_predict(self, fetch: Callable[[int], Any]) -> bool:
+        """Whether the model gives logits for a batch without labels."""
+        try:
+            with torch.no_grad(), evaluating(self.model):
+                _Logits(self.model, fetch, self.settings["task"])(torch.tensor(0))
+        except (TypeError, ValueError):
+            return False
+        return True
+
+    def take_spread(self, twins: Twins, fetch: Callable[[int], Any], batches: int, seed: int, scale: float) -> None:
+        """Take sigma from twins that have settled, and the scale with which draws spread as much as these twins do."""
+        self.partition.sigma.copy_(twins.partition.scaled(scale).sigma)
+        task, self._estimate = self.settings["task"], None
+        estimate = self._by_numbers(_Logits(self.model, fetch, task, one_shape=False))
+        models = [_Logits(twin, fetch, task, one_shape=False) for twin in twins]
+        numbers = list(torch.arange(batches))
+        self._settings = {**self._settings, "scale": spread.matched_scale(estimate, models, numbers, seed, scale)}
+
+    def _by_numbers(self, logits: _Logits) -> Estimate:
+        partition = copy.deepcopy(self.partition)  # the same weights, by their names in _Logits
+        partition.parameter_shapes = {f"model.{name}": shape for name, shape in partition.parameter_shapes.items()}
+        return _estimate(logits, partition, self.settings)
 
     def _refuse_task(self) -> Task:
         if getattr(getattr(self.model, "config", None), "problem_type", None) == MULTI_LABEL:
@@ -537,9 +646,11 @@ def _task_of(model: Any) -> Task | None:
 class _Logits(nn.Module):
     """The logits for a batch, by its number. `Estimate.predict` takes tensors; batches of any kind become numbers."""
 
-    def __init__(self, model: nn.Module, fetch: Callable[[int], Any], task: Task) -> None:
+    def __init__(
+        self, model: nn.Module, fetch: Callable[[int], Any], task: Task | None, one_shape: bool = True
+    ) -> None:
         super().__init__()
-        self.model, self.fetch, self.task = model, fetch, task
+        self.model, self.fetch, self.task, self.one_shape = model, fetch, task, one_shape
         self.shape: tuple[int, ...] | None = None
 
     def forward(self, number: Tensor) -> Tensor:
@@ -558,6 +669,6 @@ class _Logits(nn.Module):
         if self.task == "classification" and logits.ndim == 3:  # one label per token: the classes are last
             logits = logits.movedim(-1, 1)
         shape, self.shape = self.shape or tuple(logits.shape[1:]), tuple(logits.shape[1:])
-        if shape != self.shape:
+        if shape != self.shape and self.one_shape:
             raise ValueError(f"batches have logits of shape {shape} and {self.shape}: pad all inputs to one length.")
         return logits

@@ -5,7 +5,7 @@
 
     twins = TwinModule(Net(), dataset)
     Trainer(max_epochs=10).fit(twins)
-    estimate = twins.estimate()
+    estimate = twins.settle(Trainer(max_epochs=3))      # or twins.estimate(), at the sigma of the training
 
 Where the lines of Algorithm 1 (`twinboot.twins`) are in Lightning's loop:
 
@@ -26,7 +26,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, cast
 from zipfile import is_zipfile
 
 import torch
@@ -49,11 +49,14 @@ except ImportError as error:
 
 from .. import Bootstrap, Estimate, PairedLoader, Protocol, Twins, pool_gradients, resets
 from .._core import ranks, seeds
-from .._core.checks import shown
+from .._core.checks import require_number, require_one_of, shown
 from .._core.copies import replicate
 from .._core.seeds import own_randomness
 from ..data.loader import WEIGHT, require_map_style
+from ..estimate import spread
+from ..estimate.prediction import TASKS, Task
 from ..training.protocol import LIGHTNING, complete
+from ..training.rounds import RESTART, average_buffers, falling, least_of, warn_if_far_above, without_noise
 from ..training.validation import ENOUGH, Run, Validation
 from .resuming import OPTIONS, options_of, read_checkpoint, require_same_options, require_undamaged
 
@@ -69,6 +72,7 @@ FORWARDED = (
 )
 # These may read or change gradients, so they are called for each twin, with its weights in the module.
 FORWARDED_PER_TWIN = ("on_before_zero_grad", "optimizer_zero_grad", "on_after_backward", "on_before_optimizer_step")
+SETTLING = ("groups", "reset", "mode", "noise", "pooled", "resample")  # settings of a protocol that TwinModule has
 COMPILE_A_PART = "compile a part of your module instead, as in self.net = torch.compile(self.net)"
 
 
@@ -162,6 +166,7 @@ class TwinModule(pl.LightningModule):
         self.bootstrap, self.seed, self.loss = bootstrap, seed, loss
         self.protocol = protocol
         self.loader, self._make_loader = loader, make_loader
+        self._made_of: dict[str, Any] = {"dataset": dataset, "batch_size": batch_size, "options": options}
         self._validation = Validation(dataset, bootstrap, batch_size, seed, options)
         self._mean: list[Estimate] = []  # the current mean, if it was needed; in a list, to be no submodule
         self._mean_state: Mapping[str, Any] = {}  # the mean's state in a checkpoint that is being loaded
@@ -182,6 +187,55 @@ class TwinModule(pl.LightningModule):
     def estimate(self) -> Estimate:
         """The result of training: the mean of the twins, with sigma and BatchNorm statistics of all training data."""
         return self._estimate(None)
+
+    def settle(
+        self,
+        trainer: pl.Trainer,
+        *,
+        task: Task | None = None,
+        inputs: Callable[[Any], Any] | None = None,
+        factor: float = RESTART,
+    ) -> Estimate:
+        """The result of training, with error bars of the right size: twins settle around the mean, as in `fit`.
+
+        Copies of the mean train on the samples of the twins, without noise and resets, with your `training_step` and
+        the optimizer of your `configure_optimizers`. The learning rate starts at `factor` times that of the optimizer
+        and falls to 0; your schedulers are not used. The estimate gets the sigma of these copies, and a `scale` with
+        which draws spread the predictions of out-of-bag samples as much as they do. Neither the mean model nor the
+        twins of this module change. Warns if the copies end as worse models than the mean: lower the `factor` then.
+
+        Args:
+            trainer: A new Trainer with about 0.3 times the epochs of the training, and with its precision, devices and
+                clipping. Its callbacks and loggers see the copies, and `limit_val_batches=0` saves their validation.
+            task: What the module predicts, as in `Estimate.predict`. The estimate remembers it. Without it, the spread
+                of the outputs themselves is matched, such as that of logits.
+            inputs: Picks the inputs of the module's `forward` from a batch, as one tensor, a tuple or a mapping. By
+                default all elements of the batch but the last.
+            factor: Multiplies the learning rate.
+        """
+        if task is not None:
+            require_one_of(TASKS, "task", task)
+        require_number("factor", factor, positive=True)
+        if not isinstance(trainer, pl.Trainer):
+            raise TypeError(f"trainer must be a Trainer of the package lightning, not {shown(trainer)}.")
+        if trainer.global_step:
+            raise ValueError("this Trainer has been used: give a new one, such as Trainer(max_epochs=3).")
+        estimate = self.estimate()
+        estimate.task = task
+        settling = _Settling(self, estimate.module, float(factor))
+        trainer.fit(settling)
+        settling.to(estimate.partition.sigma.device)
+        average_buffers(settling.twins)
+        before, after = (settling._loss_of(of) for of in ([estimate.module] * len(settling.twins), settling.twins))
+        advice = "lower the factor, or give the Trainer more epochs"
+        warn_if_far_above(after, before, least_of(task), advice, stacklevel=2)
+        with settling._running(estimate.module):
+            batches = [settling._on_device(estimate.module, batch) for batch in settling._validation.spread_batches()]
+            models = [_with_weights(estimate.module, twin) for twin in settling.twins]
+            estimate.partition.sigma.copy_(settling.twins.partition.scaled(self.bootstrap.scale).sigma)
+            xs = list(map(inputs or _all_but_last, batches))
+            estimate.scale = spread.matched_scale(estimate, models, xs, settling.seed, self.bootstrap.scale)
+        return estimate
 
     def restore(self, path: str | os.PathLike[str]) -> Self:
         """Load the twins from a checkpoint, for `estimate()`. To resume training, use `fit(..., ckpt_path=path)`.
@@ -447,10 +501,7 @@ class TwinModule(pl.LightningModule):
         mean.trainer, mean.log = trainer, lambda *args, **kwargs: None
 
         def run(module: Any, batch: Any, number: int) -> tuple[float, int]:
-            batch = batch if trainer is None else trainer.precision_plugin.convert_input(batch)
-            batch = module.on_before_batch_transfer(batch, 0)
-            batch = module.transfer_batch_to_device(batch, self.device, 0)
-            batch = module.on_after_batch_transfer(batch, 0)
+            batch = self._on_device(module, batch)
             with torch.no_grad(), nullcontext() if trainer is None else trainer.precision_plugin.forward_context():
                 output = self._run(module, batch, number)
             return (0.0, 0) if output is None else (output["loss"].item(), extract_batch_size(batch))
@@ -461,6 +512,13 @@ class TwinModule(pl.LightningModule):
             del mean.log
             mean.trainer = None
             copy_attributes(self.module, mean, (self, trainer), ("log",))  # undo what the runs counted
+
+    def _on_device(self, module: Any, batch: Any) -> Any:
+        """A batch after the hooks that Lightning calls for one."""
+        batch = batch if self._trainer is None else self._trainer.precision_plugin.convert_input(batch)
+        batch = module.on_before_batch_transfer(batch, 0)
+        batch = module.transfer_batch_to_device(batch, self.device, 0)
+        return module.on_after_batch_transfer(batch, 0)
 
     # Checkpoints and states
 
@@ -517,6 +575,66 @@ class TwinModule(pl.LightningModule):
     hparams = property(lambda self: self.module.hparams)
     hparams_initial = property(lambda self: self.module.hparams_initial)
     _hparams_name = property(lambda self: self.module._hparams_name)
+
+
+class _Settling(TwinModule):
+    """Twins that settle around the mean of another TwinModule, while the learning rate falls to 0."""
+
+    def __init__(self, of: TwinModule, mean: nn.Module, factor: float) -> None:
+        protocol = Protocol(**{name: getattr(without_noise(of.protocol), name) for name in SETTLING})
+        seed = seeds.derive(of.seed, "settle")
+        super().__init__(
+            cast(pl.LightningModule, mean),
+            protocol=protocol,
+            loss=of.loss,
+            bootstrap=of.bootstrap,
+            seed=seed,
+            **of._made_of,
+        )
+        self.factor = factor
+        modes = {name: part.training or not of.module.training for name, part in of.module.named_modules()}
+        for module in (self.module, *self.twins):  # the mean was in evaluation mode, which Lightning would keep
+            for name, part in module.named_modules():
+                part.training = modes.get(name, True)
+        vars(self).pop("lr_scheduler_step", None)  # the module's own is for its own scheduler
+
+    def configure_optimizers(self) -> Any:
+        optimizer, *others = optimizers_in(super().configure_optimizers())
+        steps = self.trainer.estimated_stepping_batches
+        if others or math.isinf(steps):
+            raise ValueError("twins settle with one optimizer and a Trainer that ends: give it max_epochs.")
+        for group in optimizer.param_groups:
+            # Where the module's scheduler has changed the rate, its start is in `initial_lr`, or the peak in `max_lr`.
+            own = group.get("max_lr", group.pop("initial_lr", group["lr"]))
+            group.pop("initial_lr", None)
+            group["lr"] = own * self.factor
+        return [optimizer], [{"scheduler": falling(optimizer, int(steps)), "interval": "step"}]
+
+    def _loss_of(self, models: Iterable[nn.Module]) -> float:
+        """The mean loss of models on the twins' samples, one model for each twin, in evaluation mode."""
+        scratch = self.twins.estimate().module.eval()
+        with self._running(scratch) as run:
+
+            def run_with_weights(source: nn.Module, batch: Any, number: int) -> tuple[float, int]:
+                use_weights(scratch, source)
+                return run(scratch, batch, number)
+
+            return self._validation.loss_in_training(models, run_with_weights, self.device)
+
+
+def _with_weights(module: nn.Module, source: nn.Module) -> nn.Module:
+    """A copy of a module that uses the weights of `source`."""
+    [copied] = replicate(module)
+    use_weights(copied, source)
+    return copied
+
+
+def _all_but_last(batch: Any) -> Any:
+    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+        raise TypeError(
+            f"a batch is a {type(batch).__name__}: give settle inputs=, a function that picks the module's input."
+        )
+    return tuple(batch[:-1])
 
 
 class _Loader(PairedLoader):

@@ -193,6 +193,11 @@ class Training:
 
         return self.validation.loss_in_training(models, run, self.device)
 
+    def target_variance(self) -> float:
+        """The variance of the targets of some samples."""
+        targets = torch.cat([batch[-1].double() for batch in self.validation.spread_batches()])
+        return targets.var(0, correction=0).mean().item()
+
     def conformalize(self, estimate: Estimate, calibration: Tensor, samples: int | None = None) -> None:
         """Calibrate prediction sets or intervals by some samples. The noise of values comes from the other out-of-bag
         samples, so that it does not depend on these."""

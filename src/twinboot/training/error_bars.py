@@ -48,7 +48,7 @@ from .epoch import Training
 from .logs import show_finished, show_restart, show_round
 from .options import require_amp, require_gradient_steps, require_options, require_whole_weights
 from .protocol import FIT, Protocol, complete
-from .rounds import FACTORS, FAR, PERTURB, RESTART, Round, is_above, perturb_, warn_if_far_above
+from .rounds import FACTORS, FAR, PERTURB, RESTART, Round, is_above, least_difference, perturb_, warn_if_far_above
 
 Keep = Literal["members", "sigma"]
 
@@ -219,7 +219,7 @@ def error_bars(
             if not try_gentler:
                 raise
             compared = (math.inf, 0.0)
-        if compared and try_gentler and is_above(*compared, FAR, current.run.task):
+        if compared and try_gentler and is_above(*compared, FAR, least_difference(current.run)):
             failed, done = failed + 1, 0
             current = begin(1, failed)
             if progress and writes:
@@ -228,7 +228,7 @@ def error_bars(
         done += 1
         if compared:
             advice = "lower the learning rate, give more epochs, or perturb=0 for a model that was pretrained"
-            warn_if_far_above(*compared, current.run.task, advice, stacklevel=2)
+            warn_if_far_above(*compared, least_difference(current.run), advice, stacklevel=2)
         if done % epochs == 0 and (saved or keep == "members"):  # a checkpoint serves either kind
             twins = current.run.twins
             members.append(Members.of(model, list(twins), twins.partition.parameter_shapes))

@@ -47,6 +47,7 @@ FAR = 1.8  # above this, a warning says that the twins are worse models
 # A difference that does not count in a log-likelihood. Where a model has learned its samples by heart, its loss is so
 # small that any other is many times that: on digits 0.02 and 0.14, with which predictions were as good.
 NATS = 0.2
+SHARE = 0.01  # the same for a squared error, of the variance of the targets
 Run = TypeVar("Run")
 
 
@@ -145,19 +146,29 @@ class Settled(NamedTuple, Generic[Run]):
     after: float
 
 
-def is_above(after: float, before: float, times: float, task: Task | None) -> bool:
-    """Whether a loss of twins is more than so many times that of the model. A log-likelihood may be negative.
+def is_above(after: float, before: float, times: float, least: float = 0.0) -> bool:
+    """Whether a loss of twins is more than so many times that of the model, and the difference is not of the least. A
+    log-likelihood may be negative.
 
-    >>> is_above(0.9, 0.4, 2, None), is_above(0.7, 0.4, 2, None), is_above(0.1, 0.01, 2, "classification")
+    >>> is_above(0.9, 0.4, 2), is_above(0.7, 0.4, 2), is_above(0.1, 0.01, 2, least=NATS)
     (True, False, False)
     """
-    least = NATS if task in ("classification", "gaussian") else 0.0
     return not after - before <= max((times - 1) * abs(before), least)
 
 
-def warn_if_far_above(after: float, before: float, task: Task | None, advice: str, stacklevel: int) -> None:
+def least_of(task: Task | None) -> float:
+    """A difference of losses that does not count, where that is known from the task."""
+    return NATS if task in ("classification", "gaussian") else 0.0
+
+
+def least_difference(run: Training) -> float:
+    """The same for a run, whose targets are known."""
+    return SHARE * run.target_variance() if run.task == "regression" else least_of(run.task)
+
+
+def warn_if_far_above(after: float, before: float, least: float, advice: str, stacklevel: int) -> None:
     """Say that twins have become worse models than the one that they started from."""
-    if is_above(after, before, FAR, task):
+    if is_above(after, before, FAR, least):
         warnings.warn(
             f"the twins ended with a training loss of {after:.3g}, and the model has {before:.3g} on the same samples, "
             f"so their spread says little about the model: {advice}.",
@@ -165,7 +176,7 @@ def warn_if_far_above(after: float, before: float, task: Task | None, advice: st
         )
 
 
-def settle_around(attempt: Callable[[float], Settled[Run]], task: Task | None, stacklevel: int) -> Run | None:
+def settle_around(attempt: Callable[[float], Settled[Run]], least: float, stacklevel: int) -> Run | None:
     """A run whose twins have settled around a model, with the largest learning rate that leaves them as good as it.
 
     `attempt` lets twins settle at a multiple of the learning rate of the training. If that raises FloatingPointError at
@@ -175,7 +186,7 @@ def settle_around(attempt: Callable[[float], Settled[Run]], task: Task | None, s
     for factor in FACTORS:
         with suppress(FloatingPointError):
             found = attempt(factor)
-            if not is_above(found.after, found.before, LOWER, task):
+            if not is_above(found.after, found.before, LOWER, least):
                 return found.run
     if found is None:
         warnings.warn(
@@ -185,7 +196,7 @@ def settle_around(attempt: Callable[[float], Settled[Run]], task: Task | None, s
         )
         return None
     advice = "lower the learning rate, or give a larger spread"
-    warn_if_far_above(found.after, found.before, task, advice, stacklevel + 1)
+    warn_if_far_above(found.after, found.before, least, advice, stacklevel + 1)
     return found.run
 
 
@@ -207,7 +218,7 @@ def settle(
         after, before = settling.losses(estimate.module)
         return Settled(around, before, after)
 
-    around = settle_around(attempt, run.task, stacklevel=3)
+    around = settle_around(attempt, least_difference(run), stacklevel=3)
     if around is None:
         return {"sigma": estimate.partition.sigma.clone(), "scale": estimate.scale}
     settled = Estimate(estimate.module, around.twins.partition.scaled(run.bootstrap.scale))
