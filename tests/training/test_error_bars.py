@@ -1,6 +1,7 @@
 """Error bars around a trained model: the model stays as it is, the members are right, and a stopped run resumes."""
 
 import copy
+import importlib
 import math
 import random
 import re
@@ -23,9 +24,13 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils.data import TensorDataset
 
-from twinboot import Bootstrap, Estimate, error_bars, fit
+from twinboot import Bootstrap, Estimate, Twins, error_bars, fit
+from twinboot.training import rounds
 from twinboot.training.checkpoints import Checkpoints
 from twinboot.training.epoch import Training
+from twinboot.training.rounds import Round
+
+module = importlib.import_module("twinboot.training.error_bars")  # the package exports the function by that name
 
 
 def blobs(n: int = 120, seed: int = 0) -> TensorDataset:
@@ -94,7 +99,9 @@ def test_a_seed_gives_the_same_bits_and_another_one_others(keep: Any) -> None:
 
 def test_a_rate_with_which_the_twins_unlearn_gets_a_warning_at_the_line_of_the_caller() -> None:
     model = trained()
-    with pytest.warns(UserWarning, match="training loss of .* the model has .* lower the learning rate, or") as found:
+    with pytest.warns(
+        UserWarning, match="training loss of .* the model has .* lower the learning rate, give more"
+    ) as found:
         error_bars(model, blobs(), optimizer=lambda p: torch.optim.SGD(p, 30.0), rounds=1, epochs=1, progress=False)
     assert [warning.filename for warning in found] == [__file__]
 
@@ -119,6 +126,58 @@ def test_fewer_rounds_are_the_first_members_of_more() -> None:
     assert few is not None
     assert more is not None
     assert_same_bits(few.stacks(), more[:2])
+
+
+def test_a_restart_that_is_too_strong_is_followed_by_gentler_ones(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first round tells, and all rounds are as the last of its attempts."""
+    shares, rates, perturb = list[float](), list[float](), rounds.perturb_
+
+    def noted(twins: Twins, share: float, seed: int) -> None:
+        shares.append(share)
+        perturb(twins, share, seed)
+
+    def far_above(self: Round, model: nn.Module) -> tuple[float, float]:
+        rates.append(self.rates[0])
+        return 5.0, 1.0
+
+    monkeypatch.setattr(module, "perturb_", noted)
+    monkeypatch.setattr(Round, "losses", far_above)
+    with pytest.warns(UserWarning, match="training loss of 5, and the model has 1 .* perturb=0 for a model that was"):
+        bars(trained(), rounds=2, perturb=0.9, progress=True)
+    assert shares == pytest.approx([0.9, 0.3, 0.1, 0.1])
+    assert rates == pytest.approx([0.005, 0.005 / 3, 0.005 / 9])
+    said = [line for line in capsys.readouterr().err.splitlines() if "begins anew" in line]
+    assert said == [
+        f"the twins have a loss of 5, the model 1: the first round begins anew, with {factor} times the learning rate"
+        for factor in ("1.7", "0.56")
+    ]
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3, 4, 5, 6, 7])
+def test_a_run_that_stops_before_or_after_a_gentler_restart_goes_on_bit_for_bit(
+    stop: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two epochs at the first rate, then two rounds of two at a third of it."""
+    losses, epoch, done = Round.losses, Training.epoch, [0]
+    monkeypatch.setattr(
+        Round, "losses", lambda self, model: (9.0, 1.0) if self.rates[0] > 0.002 else losses(self, model)
+    )
+    whole = bars(trained())
+
+    def stopping(self: Training, *args: Any) -> float:
+        done[0] += 1
+        if done[0] == stop:
+            raise KeyboardInterrupt
+        return epoch(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "epoch", stopping)
+        if stop < 7:
+            with pytest.raises(KeyboardInterrupt):
+                bars(trained(), checkpoint=tmp_path)
+        else:
+            bars(trained(), checkpoint=tmp_path)
+    assert_same_bits(bars(trained(), checkpoint=tmp_path).state_dict(), whole.state_dict())
 
 
 def test_the_samples_of_a_round_are_those_of_its_bootstrap() -> None:
@@ -227,11 +286,11 @@ def test_members_of_least_squares_have_the_standard_error_of_the_sandwich() -> N
     scores, bread = x * (y - model(x).detach()), torch.linalg.inv(x.T @ x)
     sandwich = bread @ (scores.T @ scores) @ bread
     exact = ((x @ sandwich) * x).sum(1).mean().item()  # the mean variance of a prediction
-    options: dict[str, Any] = {"rounds": 4, "epochs": 60, "batch_size": 200}  # 60 steps settle it
-    found, seeds = [], 15
+    options: dict[str, Any] = {"rounds": 4, "epochs": 120, "batch_size": 200}  # 120 steps settle it
+    found, seeds = [], 20
     for seed in range(seeds):
         estimate = bars(
-            model, data, loss="regression", seed=seed, optimizer=lambda p: torch.optim.Adam(p, 0.05), **options
+            model, data, loss="regression", seed=seed, optimizer=lambda p: torch.optim.Adam(p, 0.02), **options
         )
         found.append(estimate.predict(x).std.square().mean().item())
     # Four standard errors, and the O(1 / n) by which a bootstrap at finite n differs from its linearisation.
@@ -399,7 +458,8 @@ def test_a_finished_run_goes_on_for_more_rounds_and_gives_either_kind(tmp_path: 
         ({"loss": lambda out, y: F.cross_entropy(out, y, reduction="none")}, "loss was classification and is "),
         ({"amp": torch.bfloat16}, r"amp was None and is torch.bfloat16 here"),
         ({"optimizer": torch.optim.SGD}, "optimizer was Adam and is SGD here"),
-        ({"optimizer": lambda p: torch.optim.Adam(p, 0.1)}, r"learning rate was \[0.005\] and is \[0.1\] here"),
+        ({"optimizer": lambda p: torch.optim.Adam(p, 0.1)}, r"learning rate was \[0.005\] and is \[0.5\] here"),
+        ({"perturb": 0.1}, "perturb was 0.6 and is 0.1 here"),
         ({"model": mlp(seed=3)}, r"'0.weight' of the weights was \d+ and is \d+ here"),
         ({"model": nn.Sequential(*mlp()[:1], nn.ReLU(), *mlp()[2:])}, "'1' of the model was Tanh and is ReLU"),
     ],
@@ -414,7 +474,7 @@ def test_a_checkpoint_of_other_options_is_refused(change: dict[str, Any], said: 
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     Checkpoints(tmp_path).save(1, {"description": torch.zeros(2, dtype=torch.uint8)})
-    with pytest.raises(ValueError, match=r"is of no run of error_bars: it has no 'members'\.$"):
+    with pytest.raises(ValueError, match=r"is of no run of error_bars: it has no 'failed'\.$"):
         bars(mlp(), checkpoint=tmp_path)
 
 
@@ -452,6 +512,9 @@ def test_progress_has_a_line_for_each_epoch_of_each_round(capsys: Any) -> None:
         ({"scheduler": None}, "error_bars has no option 'scheduler': in each round the learning rate falls to 0."),
         ({"control": True}, "error_bars has no control: use fit(..., control=True), or a loop with ControlledTwins."),
         ({"max_grad_norm": 1.0}, "error_bars has no option 'max_grad_norm': for accumulation and clipping write"),
+        ({"perturb": -0.1}, "perturb must be"),
+        ({"perturb": 1.5}, "perturb must lie between 0 and 1, not 1.5."),
+        ({"perturb": "all"}, "perturb must be"),
         ({"share": (0, 1)}, "error_bars has no option 'share': it trains all twins on every rank"),
         ({"num_workers": "x"}, "num_workers must be a whole number, not 'x'."),
         ({"amp": torch.float32}, "amp must be a dtype, torch.bfloat16 or torch.float16, not torch.float32."),

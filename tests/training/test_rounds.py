@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from loops import assert_same_bits, mlp, seeded
+from loops import assert_same_bits, mlp, seeded, snapshot
 from torch import nn
+from torch.nn.utils import prune
 from torch.utils.data import TensorDataset
 
-from twinboot import Bootstrap, Fit, fit
+from twinboot import Bootstrap, Fit, Twins, fit
 from twinboot.estimate import spread
 from twinboot.training import rounds
 from twinboot.training.epoch import Training
@@ -27,6 +28,7 @@ from twinboot.training.rounds import (
     falling,
     is_above,
     least_difference,
+    perturb_,
     settle,
     settle_around,
 )
@@ -148,6 +150,43 @@ def test_where_every_rate_diverges_sigma_of_the_training_stays_and_a_warning_say
     assert_same_bits(found.estimate.state_dict(), plain.estimate.state_dict())
 
 
+@pytest.mark.parametrize("share", [0.3, 0.9])
+def test_a_part_of_each_matrix_is_drawn_anew_and_its_size_stays(share: float) -> None:
+    """The correlation with the weights before is sqrt(1 - share^2), to 4 standard errors of 40,000 entries, and that of
+    the two twins 1 - share^2."""
+    model = nn.Linear(200, 200)
+    before = model.weight.detach().clone()
+    twins = Twins(model)
+    perturb_(twins, share, seed=0)
+    size = before.square().mean().sqrt()
+    one, other = ((twin.weight.detach() / size).flatten() for twin in twins)
+    kept, error = math.sqrt(1 - share**2), 4 / math.sqrt(one.numel())
+    for weight in (one, other):
+        assert weight.square().mean().item() == pytest.approx(1, abs=2 * error)
+        assert (weight * before.flatten() / size).mean().item() == pytest.approx(kept, abs=2 * error)
+    assert (one * other).mean().item() == pytest.approx(kept**2, abs=2 * error)
+
+
+def test_what_does_not_start_at_random_or_is_not_trained_is_not_drawn_anew() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.Linear(4, 4))
+    prune.l1_unstructured(model[3], "weight", 0.5)
+    model[4].weight.requires_grad_(False)
+    before, twins = snapshot(model), Twins(model)
+    perturb_(twins, 0.5, seed=0)
+    for twin in twins:
+        changed = {name for name, value in twin.state_dict().items() if not torch.equal(value, before[name])}
+        assert changed == {"1.weight", "3.weight_orig"}
+        masked = twin[3].weight_mask == 0
+        assert torch.equal(twin[3].weight_orig[masked], before["3.weight_orig"][masked])
+
+
+def test_a_share_of_0_changes_nothing() -> None:
+    twins = Twins(mlp())
+    before = snapshot(twins)
+    perturb_(twins, 0.0, seed=0)
+    assert_same_bits(twins.state_dict(), before)
+
+
 @pytest.mark.parametrize("least", [0.0, NATS])
 @pytest.mark.parametrize("before", [-1.0, 0.001, 1.0])
 def test_a_loss_is_above_by_a_factor_and_a_difference(before: float, least: float) -> None:
@@ -198,7 +237,7 @@ def test_the_losses_of_a_round_are_of_the_twins_own_samples_in_evaluation_mode()
     current = Round(training, None, 2, lr=0.01)
     current.epoch(1)
     model, (x, y) = normed().eval(), blobs().tensors
-    before, after = current.losses(model)
+    after, before = current.losses(model)
     for found, models in ((before, [model, model]), (after, [twin.eval() for twin in training.twins])):
         own = [counts.nonzero().squeeze(1) for counts in training.bootstrap.counts]
         values = [
@@ -208,7 +247,7 @@ def test_the_losses_of_a_round_are_of_the_twins_own_samples_in_evaluation_mode()
 
 
 def test_fit_warns_at_the_line_of_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Round, "losses", lambda self, model: (1.0, 3.0))
+    monkeypatch.setattr(Round, "losses", lambda self, model: (3.0, 1.0))
     with pytest.warns(UserWarning, match="the twins ended with a training loss of 3.*or give a larger spread") as found:
         fit(mlp(), blobs(), epochs=2, **QUIET)
     assert found[0].filename == __file__

@@ -109,10 +109,10 @@ def perturb_(twins: Twins, share: float, seed: int) -> None:
     fixed, names = twins.partition.fixed(), list(twins.partition.parameter_shapes)
     for place, twin in enumerate(twins):
         rows = {id(layer.weight) for layer in twin.modules() if isinstance(layer, (nn.Embedding, nn.EmbeddingBag))}
-        for name, weight in zip(names, Places(twin, names).read(), strict=True):
+        for number, (name, weight) in enumerate(zip(names, Places(twin, names).read(), strict=True)):
             if weight.ndim < 2 or id(weight) in rows:
                 continue
-            generator = torch.Generator(weight.device).manual_seed(seeds.derive(seed, "perturb", place, name))
+            generator = torch.Generator(weight.device).manual_seed(seeds.derive(seed, "perturb", place, number))
             drawn = torch.empty_like(weight).normal_(generator=generator)
             drawn *= share * weight.square().mean().sqrt()
             drawn += math.sqrt(1 - share**2) * weight
