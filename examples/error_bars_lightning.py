@@ -36,7 +36,7 @@ quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": 
 pl.Trainer(max_epochs=10, accelerator="cpu", **quiet).fit(module, DataLoader(train, batch_size=64, shuffle=True))
 
 # The network inside, not the LightningModule: a Trainer belongs to that.
-estimate = error_bars(module.network, train, epochs=2, optimizer=lambda p: torch.optim.Adam(p, lr=5e-3))
+estimate = error_bars(module.network, train, epochs=3, optimizer=lambda p: torch.optim.Adam(p, lr=1e-3))
 
 prediction = estimate.predict(test_x)
 accuracy = (prediction.labels == test_y).float().mean()
