@@ -368,6 +368,6 @@ def mean_square_derivative(run: Forward, initial: Tensor, seed: int) -> float:
         fields = torch.stack([initial.detach()] * PROBES).requires_grad_()
         found = run(fields)
         generator = torch.Generator(found.device).manual_seed(seed)
-        signs = torch.empty_like(found).bernoulli_(generator=generator).mul_(2).sub_(1)
+        signs = found.new_empty(found.shape).bernoulli_(generator=generator).mul_(2).sub_(1)  # vmap permutes memory
         [pulled] = torch.autograd.grad(found, fields, signs, allow_unused=True)
     return 0.0 if pulled is None else pulled.double().square().mean().item()
