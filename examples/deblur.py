@@ -26,8 +26,8 @@ def blur(picture: torch.Tensor) -> torch.Tensor:  # each pixel of the result is 
 
 
 observed = blur(truth) + 0.02 * torch.randn(64 * 64, generator=torch.Generator().manual_seed(0))
-# Brightness lies between 0 and 1, so the field is what a sigmoid makes brightness of. Near 0 with a standard deviation of
-# 4 it may be black, white or anything between.
+# Brightness lies between 0 and 1, so the field is what a sigmoid makes brightness of. Near 0 with a standard deviation
+# of 4 it may be black, white or anything between.
 found = invert(lambda field: blur(field.sigmoid()), observed, torch.zeros(64, 64), prior=Near(std=4.0), rounds=10)
 picture = found.predict(torch.sigmoid, samples=20)
 
