@@ -157,6 +157,7 @@ class Bootstrap:
     def folds(self, number: int) -> Tensor:
         """Parts of the samples for cross-validation [parts, n], True where a sample is in the part. Clusters and blocks
         are not divided. There are fewer parts if there are fewer units."""
+        require_whole("number", number, 2)
         clusters, block = self._arguments["clusters"], self._arguments["block"]
         if block is not None:
             clusters = np.arange(self.n) // block
@@ -167,6 +168,7 @@ class Bootstrap:
 
     def redrawn(self, time: int) -> Bootstrap:
         """Other resamples of the same kind: those of round `time`. They may draw what is `unseen` here."""
+        require_whole("time", time, 0)
         return Bootstrap(
             self.n,
             self.replicas,

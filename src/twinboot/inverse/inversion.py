@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._core import seeds
-from .._core.checks import require_samples, require_types, require_whole
+from .._core.checks import require_samples, require_types, require_whole, shown
 from ..data.bootstrap import Bootstrap
 from ..estimate.prediction import Moments, Prediction, combine
 from ..estimate.student import half_width
@@ -75,7 +75,10 @@ class Inversion:
         require_types(Inversion.probability, locals())
         drawn = self.draws if self._many else self.sample(DRAWS)
         assert drawn is not None
-        return torch.stack([torch.as_tensor(condition(field.clone())).float() for field in drawn]).mean(0)
+        found = [condition(field.clone()) for field in drawn]
+        if not isinstance(found[0], Tensor) or found[0].dtype != torch.bool:
+            raise TypeError(f"condition must give a tensor of True and False, not {shown(found[0])}.")
+        return torch.stack(found).float().mean(0)
 
     def sample(self, samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Fields [samples, ...]: some of `draws`, if `invert` ran with `rounds`, else from N(field, sigma^2)."""
