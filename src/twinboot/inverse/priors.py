@@ -76,7 +76,7 @@ class Smooth(Prior):
     axes: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
-        if self.order != "unseen":
+        if not (isinstance(self.order, str) and self.order == "unseen"):
             require_whole("order", self.order, 1)
         _require_weight(self.weight)
         require_types(type(self).__init__, {"axes": self.axes})
@@ -133,6 +133,7 @@ class Near(Prior):
     def __post_init__(self) -> None:
         if self.std is not None:
             require_number("std", self.std, positive=True)
+            _require_weight(self.weight)
             if self.weight not in ("unseen", 1 / float(self.std) ** 2):
                 raise ValueError("Near takes std or weight, not both: the weight is 1 / std^2.")
             object.__setattr__(self, "weight", 1 / float(self.std) ** 2)
@@ -196,10 +197,12 @@ class Residuals(Prior):
         _require_weight(self.weight)
 
     def residuals(self, initial: Tensor) -> Forward:
-        with torch.no_grad():
-            found = self.function(initial.detach().clone())
+        with torch.enable_grad():
+            found = self.function(initial.detach().clone().requires_grad_().clone())
         if not isinstance(found, Tensor) or not found.is_floating_point() or not found.numel():
             raise TypeError(f"a prior must give a tensor of residuals, not {shown(found)}.")
+        if not found.requires_grad:
+            raise ValueError("a prior must depend on the field by operations that PyTorch can differentiate.")
         if not bool(found.isfinite().all()):
             raise ValueError("a prior gives residuals that are not finite for the initial field.")
         return lambda field: self.function(field).flatten()
@@ -251,7 +254,7 @@ def _axes(axes: Sequence[int] | None, dimensions: int) -> list[int]:
 
 
 def _require_weight(weight: object) -> None:
-    if weight == "unseen" and isinstance(weight, str):
+    if isinstance(weight, str) and weight == "unseen":
         return
     if not is_number(weight) or not 0 < float(weight) < math.inf:  # type: ignore[arg-type]
         raise ValueError(f'weight must be a number above 0 or "unseen", not {shown(weight)}.')

@@ -248,7 +248,8 @@ def by_twins(problem: Problem, tick: Tick, mode: resets.Mode, prior: Smooth | No
         prior=prior,
         bootstrap=problem.bootstrap(),
         seed=problem.seed,
-        progress=lambda step: tick(),
+        # The search for a weight takes more steps than are planned for a method.
+        progress=lambda step: tick() if step <= config.steps else None,
     )
     sigma = UNIT * found.sigma
     return Result(problem.velocity(found.field), found.best_step, len(found.bootstrap.unseen), sigma)
