@@ -1,71 +1,93 @@
-"""What a prior adds to sigma, against the posterior of problems in which each measurement sees one cell."""
+"""The priors of `invert`: their residuals, their eigenvalues, and what is refused."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from loops import seeded
 from torch import Tensor
 
-from twinboot import Blocks, Bootstrap, Dense, invert
-from twinboot.groups import Partition
-from twinboot.inverse.measurements import see
-from twinboot.inverse.priors import PROBES, raised
+from twinboot import Dense, Edges, Near, Residuals, Smooth, invert
+from twinboot.inverse.priors import Prior, as_priors
 
-CELLS = 12
+SHAPES = [(7,), (5, 6), (4, 5, 6)]
 
 
-def sigma_by_prior(forward: object, rows: int, prior: float, noise: float, block: int = 1) -> tuple[Tensor, Bootstrap]:
-    """What the prior leaves where the twins' own sigma is 0."""
-    bootstrap, zeros = Bootstrap(rows, seed=3), torch.zeros(CELLS)
-    data = see(forward, torch.ones(rows), zeros, bootstrap, None, 0)  # type: ignore[arg-type]
-    partition = Partition.of(torch.nn.ParameterDict({"field": zeros}), Blocks((block,)))
-    return raised(zeros, prior, zeros, zeros, data, partition, noise, 0), bootstrap
+def information(prior: Prior, shape: tuple[int, ...]) -> Tensor:
+    """R'R, by the derivatives of the residuals."""
+    zero = torch.zeros(shape, dtype=torch.double)
+    jacobian = torch.autograd.functional.jacobian(prior.residuals(zero), zero).flatten(1)
+    return jacobian.T @ jacobian
 
 
-@pytest.mark.parametrize("divisible", [True, False])
-def test_cells_that_are_measured_alone_keep_the_variance_of_their_posterior(divisible: bool) -> None:
-    """Each measurement sees one cell, so random signs give the diagonal of J'J exactly when each cell is seen once."""
-    strength = torch.linspace(0.5, 3, CELLS)
-    operator = Dense(torch.diag(strength))
-    found, bootstrap = sigma_by_prior(operator if divisible else operator.__call__, CELLS, prior=2.0, noise=0.3)
-    seen = torch.zeros(CELLS)
-    seen[bootstrap.seen] = 1  # out-of-bag measurements do not count
-    assert 0 < seen.sum() < CELLS
-    torch.testing.assert_close(found, (1 / 4 + seen * strength**2 / 0.09).rsqrt())
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("prior", [Smooth(1), Smooth(2), Smooth(3), Smooth(2, axes=[-1]), Near(), Edges(0.1)])
+def test_the_spectrum_is_that_of_the_second_derivatives(prior: Prior, shape: tuple[int, ...]) -> None:
+    spectrum = prior.spectrum(shape)
+    assert spectrum is not None
+    fields = torch.randn(2, *shape, generator=seeded(0), dtype=torch.double)
+    whole = information(prior, shape) + 0.1 * torch.eye(math.prod(shape), dtype=torch.double)
+    expected = torch.linalg.solve(whole, fields.flatten(1).T).T.view_as(fields)
+    torch.testing.assert_close(spectrum.inverse(fields, spectrum.values + 0.1), expected)
 
 
-def test_random_probes_give_the_information_of_a_dense_operator_on_average() -> None:
-    """Within a group of D cells the estimate of the mean diagonal has a relative error of sqrt(2 / (D * probes)), if
-    the columns of J are nearly orthogonal, as here."""
-    rows = 400
-    matrix = torch.randn(rows, CELLS, generator=torch.Generator().manual_seed(0))
-    found, bootstrap = sigma_by_prior(Dense(matrix), rows, prior=1.0, noise=0.5, block=6)
-    diagonal = matrix[bootstrap.seen].square().sum(0).view(2, 6).mean(1).repeat_interleave(6)
-    expected = (1 + diagonal / 0.25).rsqrt()
-    width = 4 * math.sqrt(2 / (6 * PROBES)) / 2  # a root halves relative errors
-    assert ((found / expected - 1).abs() < width).all()
-    assert found[0] == found[5] != found[6]
+def test_smooth_does_not_see_polynomials_below_its_order() -> None:
+    place = torch.arange(9.0)
+    for order in (1, 2, 3):
+        residuals = Smooth(order).residuals(place)
+        assert not residuals(place ** (order - 1)).any()
+        assert residuals(place**order).all()
 
 
-def test_invert_raises_sigma_to_the_prior_where_nothing_is_measured_and_only_there() -> None:
-    generator = torch.Generator().manual_seed(1)
-    matrix = torch.randn(200, CELLS, generator=generator)
-    matrix[:, 9:] = 0
-    truth = torch.randn(CELLS, generator=generator)
-    observed = matrix @ truth + 0.1 * torch.randn(200, generator=generator)
-    plain, with_prior, found = (
-        invert(Dense(matrix), observed, torch.zeros(CELLS), steps=600, prior=prior) for prior in (None, 3.0, "found")
-    )
-    assert torch.equal(plain.field, with_prior.field)
-    assert not plain.sigma[9:].any()
-    torch.testing.assert_close(with_prior.sigma[9:], torch.full((3,), 3.0))
-    assert (with_prior.sigma[:9] >= plain.sigma[:9]).all()
-    assert (with_prior.sigma[:9] < 0.1).all()
-    # The root mean square of the field's distance from the start.
-    torch.testing.assert_close(found.sigma[9:], found.field.square().mean().sqrt().expand(3))
+def test_axes_that_are_too_short_have_no_differences() -> None:
+    assert Smooth(2).residuals(torch.zeros(2, 5))(torch.zeros(2, 5)).shape == (2 * 3,)
+    with pytest.raises(ValueError, match=r"a field of shape \(2, 2\) has no differences of order 2: give a lower"):
+        Smooth(2).residuals(torch.zeros(2, 2))
+    assert len(Smooth().candidates(torch.zeros(3))) == 2  # orders 1 and 2
+    with pytest.raises(ValueError, match="axes must be axes of the field, 0 to 1, not"):
+        Smooth(1, axes=[2]).residuals(torch.zeros(4, 4))
 
 
-@pytest.mark.parametrize("prior", [0, -1.0, "none", True, math.nan, [1.0]])
-def test_other_values_of_prior_are_refused(prior: object) -> None:
-    with pytest.raises((ValueError, TypeError), match=r'^prior must be a number above 0, "found" or None, not .*\.$'):
-        invert(Dense(torch.eye(3)), torch.ones(3), torch.zeros(3), prior=prior)  # type: ignore[arg-type]
+def test_edges_are_squares_for_small_differences_and_linear_for_jumps() -> None:
+    """The square of a residual is 2 scale^2 (sqrt(1 + (d / scale)^2) - 1)."""
+    steps = torch.tensor([1e-4, 0.1, 100.0], dtype=torch.double)
+    field = torch.cat([torch.zeros(1, dtype=torch.double), steps.cumsum(0)])
+    squares = Edges(scale=0.1).residuals(field)(field).square()
+    torch.testing.assert_close(squares, 0.02 * ((1 + (steps / 0.1) ** 2).sqrt() - 1), rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(squares[0].sqrt(), steps[0], rtol=1e-3, atol=0)
+    assert abs(squares[2] / (0.2 * 100) - 1) < 0.01
+
+
+@pytest.mark.parametrize("prior", [1.0, "found", 3, torch.tensor(2.0)])
+def test_the_former_numbers_and_names_are_refused_with_what_to_use(prior: Any) -> None:
+    with pytest.raises(TypeError, match=r"^prior must be Smooth\(\), .* is Near\(std=\.\.\.\)\.$"):
+        invert(Dense(torch.eye(3)), torch.ones(3), torch.zeros(3), prior=prior)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: as_priors([1.0]), "prior must be Smooth"),
+        (lambda: as_priors(Smooth), "prior must be Smooth"),
+        (lambda: Smooth(order=0), "order must be a whole number of at least 1"),
+        (lambda: Smooth(weight=-1.0), 'weight must be a number above 0 or "unseen", not -1.0'),
+        (lambda: Smooth(weight="found"), 'weight must be a number above 0 or "unseen"'),  # type: ignore[arg-type]
+        (lambda: Near(std=0.0), "std must be a finite number above 0"),
+        (lambda: Near(std=1.0, weight=2.0), "std or weight, not both"),
+        (lambda: Edges(scale=-1.0), "scale must be a finite number above 0"),
+        (lambda: Residuals(3), "function must be a function"),  # type: ignore[arg-type]
+        (lambda: Residuals(lambda v: [v]).residuals(torch.zeros(2)), "must give a tensor of residuals"),  # type: ignore[arg-type,return-value]
+        (lambda: Residuals(lambda v: v / 0 * 0).residuals(torch.zeros(2)), "residuals that are not finite"),
+    ],
+)
+def test_wrong_arguments_are_refused(make: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
+
+
+def test_none_and_no_priors_are_no_prior() -> None:
+    assert as_priors(None) == as_priors([]) == ()
+    [one, other] = as_priors([Near(), torch.diff])
+    assert one == Near()
+    assert isinstance(other, Residuals)

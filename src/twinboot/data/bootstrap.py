@@ -27,7 +27,7 @@ from torch import Tensor
 from .._core import seeds
 from .._core.checks import is_whole, require_number, require_one_of, require_whole, shown
 
-Kind = Literal["multinomial", "poisson", "bayesian", "split"]
+Kind = Literal["multinomial", "poisson", "bayesian", "split", "parametric"]
 KINDS = get_args(Kind)
 UNSEEN = math.exp(-2)  # the share of unseen samples for two twins and large n: the limit of (1 - 1/n)^(2n)
 
@@ -42,10 +42,12 @@ class Bootstrap:
         kind: `"multinomial"`: n draws with replacement, as in the paper. `"poisson"`: independent Poisson(1) counts, so
             that later data do not change the counts of earlier ones. `"bayesian"`: real-valued weights, uniform on the
             simplex (Rubin); each twin sees each sample, so none is `unseen`. `"split"`: each sample goes to one twin,
-            once; as many are left `unseen` as a bootstrap leaves on average.
+            once; as many are left `unseen` as a bootstrap leaves on average. `"parametric"`: all twins see the same
+            samples, and each adds noise of its own to the measurements; for `invert` with a prior.
+            None is `unseen`.
         strata: one label per sample. Each stratum is resampled on its own, so class shares stay the same. Not for
             `"poisson"`, whose counts are independent, nor for `"split"`, where uneven strata would make the twins
-            differ.
+            differ, nor for `"parametric"`.
         clusters: one label per sample. Whole clusters are drawn, so their samples are seen or unseen together. With
             strata, clusters are drawn within strata.
         block: for time series: draw runs of this many consecutive samples, wrapping around the end (circular block
@@ -93,6 +95,7 @@ class Bootstrap:
         if calibration and (clusters is not None or block is not None):
             raise ValueError("calibration needs exchangeable samples, and those of clusters or blocks are not.")
         self.calibration = torch.empty(0, dtype=torch.long)
+        self._arguments: dict[str, Any] = {"strata": strata, "clusters": clusters, "block": block}
         stratum = _codes("strata", strata, self.n)
         cluster = _codes("clusters", clusters, self.n)
         if strata is not None and kind == "poisson":
@@ -103,10 +106,10 @@ class Bootstrap:
             if not is_whole(block) or not 1 <= block < self.n:
                 most = f"less than the {self.n} samples"
                 raise ValueError(f"block must be a whole number from 1 to {most}, not {shown(block)}.")
-            if kind == "split":
-                raise ValueError('kind="split" has no blocks: give clusters, one label per run of samples.')
-        if strata is not None and kind == "split":
-            raise ValueError('kind="split" has no strata: uneven strata would make the twins differ.')
+            if kind in ("split", "parametric"):
+                raise ValueError(f'kind="{kind}" has no blocks: give clusters, one label per run of samples.')
+        if strata is not None and kind in ("split", "parametric"):
+            raise ValueError(f'kind="{kind}" has no strata: give clusters, or use another kind.')
         if cover and (block is not None or strata is not None):
             raise ValueError("cover cannot be combined with block or strata: it adds single samples.")
         try:  # memory before draws: those of too many samples or twins would take forever
@@ -115,7 +118,9 @@ class Bootstrap:
             many = f"{shown(replicas)} twins for {shown(self.n)} samples"
             raise ValueError(f"the counts of {many} do not fit into memory: give fewer.") from None
         self.counts = torch.from_numpy(counts)
-        if kind == "split":
+        if kind == "parametric":
+            counts[:] = 1
+        elif kind == "split":
             counts[:] = _split(self.seed, replicas, cluster, self.n, self.cover)
         else:
             for r in range(replicas):
@@ -150,6 +155,30 @@ class Bootstrap:
         resets use the twins' own sigma.
         """
         return 1 / math.sqrt(self.parts)
+
+    def folds(self, number: int) -> Tensor:
+        """Parts of the samples for cross-validation [parts, n], True where a sample is in the part. Clusters and blocks
+        are not divided. There are fewer parts if there are fewer units."""
+        require_whole("number", number, 2)
+        clusters, block = self._arguments["clusters"], self._arguments["block"]
+        if block is not None:
+            clusters = np.arange(self.n) // block
+        codes = _codes("clusters", clusters, self.n)
+        units = self.n if codes is None else int(codes.max()) + 1
+        seed, parts = seeds.derive(self.seed, "folds"), max(2, min(number, units))
+        return Bootstrap(self.n, parts, seed, "split", clusters=clusters, cover=True).counts > 0
+
+    def redrawn(self, time: int) -> Bootstrap:
+        """Other resamples of the same kind: those of round `time`. They may draw what is `unseen` here."""
+        require_whole("time", time, 0)
+        return Bootstrap(
+            self.n,
+            self.replicas,
+            seeds.derive(self.seed, "round", time),
+            self.kind,
+            cover=self.cover,
+            **self._arguments,
+        )
 
     @property
     def parts(self) -> int:
