@@ -19,7 +19,7 @@ The order of things:
     3. Draws: in each round a draw for each twin, with another sample and another xi.
 
 Why not by the out-of-bag measurements of two twins: those are 13.5 % of all, and the weight that predicts them best
-varies from sample to sample by a factor of 100.
+varies a lot from sample to sample. In one task it was 1.35, where cross-validation found 57 and a sixth of the error.
 """
 
 from __future__ import annotations
