@@ -7,8 +7,10 @@ from .distributed.apart import Apart
 from .estimate.estimate import Estimate
 from .estimate.prediction import Prediction
 from .groups import Blocks
-from .inverse.invert import Inversion, invert
+from .inverse.inversion import Inversion
+from .inverse.invert import invert
 from .inverse.operators import Dense
+from .inverse.priors import Near, Residuals, Smooth
 from .training.control import ControlledTwins
 from .training.error_bars import error_bars
 from .training.fit import Fit, fit
@@ -26,9 +28,12 @@ __all__ = [
     "Estimate",
     "Fit",
     "Inversion",
+    "Near",
     "PairedLoader",
     "Prediction",
     "Protocol",
+    "Residuals",
+    "Smooth",
     "Twins",
     "error_bars",
     "fit",

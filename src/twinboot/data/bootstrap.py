@@ -27,7 +27,7 @@ from torch import Tensor
 from .._core import seeds
 from .._core.checks import is_whole, require_number, require_one_of, require_whole, shown
 
-Kind = Literal["multinomial", "poisson", "bayesian", "split"]
+Kind = Literal["multinomial", "poisson", "bayesian", "split", "parametric"]
 KINDS = get_args(Kind)
 UNSEEN = math.exp(-2)  # the share of unseen samples for two twins and large n: the limit of (1 - 1/n)^(2n)
 
@@ -42,10 +42,12 @@ class Bootstrap:
         kind: `"multinomial"`: n draws with replacement, as in the paper. `"poisson"`: independent Poisson(1) counts, so
             that later data do not change the counts of earlier ones. `"bayesian"`: real-valued weights, uniform on the
             simplex (Rubin); each twin sees each sample, so none is `unseen`. `"split"`: each sample goes to one twin,
-            once; as many are left `unseen` as a bootstrap leaves on average.
+            once; as many are left `unseen` as a bootstrap leaves on average. `"parametric"`: all twins see the same
+            samples, and each adds noise of its own to the measurements; for `invert` with a prior.
+            As many are left `unseen` as with a split.
         strata: one label per sample. Each stratum is resampled on its own, so class shares stay the same. Not for
             `"poisson"`, whose counts are independent, nor for `"split"`, where uneven strata would make the twins
-            differ.
+            differ, nor for `"parametric"`.
         clusters: one label per sample. Whole clusters are drawn, so their samples are seen or unseen together. With
             strata, clusters are drawn within strata.
         block: for time series: draw runs of this many consecutive samples, wrapping around the end (circular block
@@ -93,6 +95,7 @@ class Bootstrap:
         if calibration and (clusters is not None or block is not None):
             raise ValueError("calibration needs exchangeable samples, and those of clusters or blocks are not.")
         self.calibration = torch.empty(0, dtype=torch.long)
+        self._arguments: dict[str, Any] = {"strata": strata, "clusters": clusters, "block": block}
         stratum = _codes("strata", strata, self.n)
         cluster = _codes("clusters", clusters, self.n)
         if strata is not None and kind == "poisson":
@@ -101,12 +104,14 @@ class Bootstrap:
             _check_block(block, self.n, strata, clusters)
         counts = _room(replicas, self.n, kind)
         self.counts = torch.from_numpy(counts)
-        if kind == "split":
+        if kind in ("split", "parametric"):
             if block is not None:
-                raise ValueError('kind="split" has no blocks: give clusters, one label per run of samples.')
+                raise ValueError(f'kind="{kind}" has no blocks: give clusters, one label per run of samples.')
             if strata is not None:
-                raise ValueError('kind="split" has no strata: uneven strata would make the twins differ.')
+                raise ValueError(f'kind="{kind}" has no strata: give clusters, or use another kind.')
             counts[:] = _split(self.seed, replicas, cluster, self.n, self.cover)
+            if kind == "parametric":
+                counts[:] = counts.any(0)
             self._require_samples()
             self._set_aside(float(calibration))
             return
@@ -150,6 +155,17 @@ class Bootstrap:
         resets use the twins' own sigma.
         """
         return 1 / math.sqrt(self.parts)
+
+    def redrawn(self, time: int) -> Bootstrap:
+        """Other resamples of the same kind: those of round `time`. They may draw what is `unseen` here."""
+        return Bootstrap(
+            self.n,
+            self.replicas,
+            seeds.derive(self.seed, "round", time),
+            self.kind,
+            cover=self.cover,
+            **self._arguments,
+        )
 
     @property
     def parts(self) -> int:

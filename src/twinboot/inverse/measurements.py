@@ -6,6 +6,8 @@ out-of-bag measurement has weight 0 in all losses. There are three ways to compu
     Weighted    any operator: all measurements, for all twins in one call if vmap can do it
     Divided     an operator with `rows`: each twin computes only the measurements that it drew
     Batches     an operator with `rows`: each twin goes through its draws in batches
+
+With a prior, `Stacked` computes the measurements of any number of fields, and `posterior.py` their losses.
 """
 
 from __future__ import annotations
@@ -16,18 +18,29 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from .._core import seeds
 from ..data.bootstrap import Bootstrap
-from .operators import Dense, Forward, divisible, nearly_equal, together
+from .operators import Dense, Forward, divisible, mappable, nearly_equal, one_by_one, together
 
 UNRELATED = "the result of forward does not depend on the field by operations that PyTorch can differentiate."
 
 
 def see(
     forward: Forward, observed: Tensor, initial: Tensor, bootstrap: Bootstrap, batch_size: int | None, seed: int
-) -> Measurements:
+) -> Losses:
     """The measurements, in the cheapest way that the operator allows."""
+    examine(forward, observed, initial, bootstrap, batch_size)
+    if not divisible(forward) or bootstrap.n != len(observed):
+        return Weighted(forward, observed, initial, bootstrap)
+    if batch_size is None:
+        return Divided(forward, observed, initial, bootstrap)
+    return Batches(forward, observed, initial, bootstrap, batch_size, seed)
+
+
+def examine(forward: Forward, observed: Tensor, initial: Tensor, bootstrap: Bootstrap, batch_size: int | None) -> None:
+    """Refuse an operator that does not give the measurements, or not those of some rows."""
     predicted = _evaluate(forward, initial)
     if not isinstance(predicted, Tensor) or predicted.shape != observed.shape or predicted.is_complex():
         given = f"a {type(predicted).__name__}"
@@ -39,7 +52,7 @@ def see(
         raise FloatingPointError("forward gives values that are not finite for the initial field.")
     if not divisible(forward) or bootstrap.n != len(observed):
         if batch_size is None:
-            return Weighted(forward, observed, initial, bootstrap)
+            return
         raise ValueError(
             "batch_size needs an operator with a method rows(index) that gives the operator of those measurements "
             "alone, as twinboot.Dense has, and a bootstrap of those."
@@ -49,15 +62,12 @@ def see(
     rows, whole = (_evaluate(operator, _near(initial, 1)[0]) for operator in (forward.rows(index), forward))
     if not nearly_equal(rows, whole[index], unit=whole):
         raise ValueError("forward.rows(index)(field) gives something else than forward(field)[index].")
-    if batch_size is None:
-        return Divided(forward, observed, initial, bootstrap)
-    if not 1 <= batch_size <= len(observed):
+    if batch_size is not None and not 1 <= batch_size <= len(observed):
         raise ValueError(f"batch_size must be between 1 and the {len(observed)} measurements, not {batch_size}.")
-    return Batches(forward, observed, initial, bootstrap, batch_size, seed)
 
 
-class Measurements(ABC):
-    """What `invert` asks of the measurements."""
+class Measurements:
+    """The measurements, their unit, and those that are out of bag."""
 
     def __init__(self, forward: Forward, observed: Tensor, bootstrap: Bootstrap) -> None:
         self.forward, self.observed, self.n = forward, observed, bootstrap.n
@@ -70,10 +80,6 @@ class Measurements(ABC):
         self.unit = largest * math.sqrt((values / largest).square().mean().item()) or 1.0
         self.unseen_operator = self.part(self.unseen)
 
-    @abstractmethod
-    def loss(self, fields: Tensor, step: int) -> tuple[float, Tensor]:
-        """The sum of the twins' losses in units of `unit` squared, and its gradient for their fields [twins, ...]."""
-
     def part(self, index: Tensor) -> Forward:
         """The operator of some measurements. Its result is [measurements, values of each]."""
         if divisible(self.forward) and self.n == len(self.observed):
@@ -85,6 +91,14 @@ class Measurements(ABC):
         """For each out-of-bag measurement the mean square of its residuals, in units of `unit` squared."""
         observed = self.observed.reshape(self.n, -1)[self.unseen]
         return ((_evaluate(self.unseen_operator, field) - observed) / self.unit).square().mean(1)
+
+
+class Losses(Measurements, ABC):
+    """What `invert` asks of the measurements."""
+
+    @abstractmethod
+    def loss(self, fields: Tensor, step: int) -> tuple[float, Tensor]:
+        """The sum of the twins' losses in units of `unit` squared, and its gradient for their fields [twins, ...]."""
 
     def _descend(
         self,
@@ -108,18 +122,11 @@ class Measurements(ABC):
         return value, stacked * (2 / self.unit)
 
 
-class Weighted(Measurements):
+class Weighted(Losses):
     """Every measurement is computed. For a twin that did not draw it, its weight is 0."""
 
     def __init__(self, forward: Forward, observed: Tensor, initial: Tensor, bootstrap: Bootstrap) -> None:
-        shape, axes = observed.shape, 0
-        while math.prod(shape[:axes]) < bootstrap.n and axes < len(shape):
-            axes += 1
-        if math.prod(shape[:axes]) != bootstrap.n:
-            raise ValueError(
-                f"the bootstrap resamples {bootstrap.n} measurements, but the first axes of observed, of shape "
-                f"{tuple(shape)}, do not multiply to that."
-            )
+        shape, axes = observed.shape, _resampled_axes(observed, bootstrap)
         super().__init__(forward, observed, bootstrap)
         weights = bootstrap.counts.to(observed)
         weights = weights / weights.mean(1, keepdim=True) / observed.numel()
@@ -166,7 +173,7 @@ class Divided(Weighted):
         return self._descend(predicted, self.drawn, self.drawn_weights, apart)
 
 
-class Batches(Measurements):
+class Batches(Losses):
     """Each twin goes through its draws in batches, in a new order in each epoch."""
 
     def __init__(
@@ -193,6 +200,50 @@ class Batches(Measurements):
         predicted = [self.forward.rows(batch)(field.clone()) for batch, field in zip(batches, apart, strict=True)]
         weights = [1 / p.numel() for p in predicted]
         return self._descend(predicted, [self.observed[batch] for batch in batches], weights, apart)
+
+
+class Stacked(Measurements):
+    """The measurements of any number of fields at once. An operator with `rows` computes those alone that count."""
+
+    def __init__(self, forward: Forward, observed: Tensor, initial: Tensor, bootstrap: Bootstrap) -> None:
+        _resampled_axes(observed, bootstrap)
+        super().__init__(forward, observed, bootstrap)
+        self.table = observed.reshape(self.n, -1).to(initial.dtype)  # [measurements, values of each]
+        self.mappable = mappable(forward, initial)
+        # One product with a whole matrix is quicker than one with each twin's rows.
+        self.apart = divisible(forward) and self.n == len(observed) and not isinstance(forward, Dense)
+
+    def predict(self, fields: Tensor, counts: Tensor, rows: Tensor | None = None) -> Tensor:
+        """The measurements of fields [members, ...]: all of them, or some rows, as [members, rows, values]. They may be
+        0 where the counts, [members or 1, measurements], are."""
+        if rows is None and self.apart:
+            each = counts.expand(len(fields), -1)
+            return torch.stack([self._some(field, own) for field, own in zip(fields, each, strict=True)])
+        operator = self.forward
+        if rows is not None:
+            assert divisible(operator)
+            operator = operator.rows(rows)
+        run = vmap(operator) if self.mappable else one_by_one(operator)
+        return run(fields).reshape(len(fields), -1, self.table.shape[1])
+
+    def _some(self, field: Tensor, counts: Tensor) -> Tensor:
+        assert divisible(self.forward)
+        rows = counts.nonzero().squeeze(1)
+        found = self.forward.rows(rows)(field.clone()).reshape(len(rows), -1)
+        return found.new_zeros(self.table.shape).index_copy(0, rows, found)
+
+
+def _resampled_axes(observed: Tensor, bootstrap: Bootstrap) -> int:
+    """How many of the first axes of the measurements the bootstrap resamples."""
+    shape, axes = observed.shape, 0
+    while math.prod(shape[:axes]) < bootstrap.n and axes < len(shape):
+        axes += 1
+    if math.prod(shape[:axes]) != bootstrap.n:
+        raise ValueError(
+            f"the bootstrap resamples {bootstrap.n} measurements, but the first axes of observed, of shape "
+            f"{tuple(shape)}, do not multiply to that."
+        )
+    return axes
 
 
 def _arrange(counts: Tensor) -> tuple[Tensor, Sequence[Tensor | slice]]:

@@ -94,17 +94,21 @@ class Dense:
 
 def together(forward: Forward, initial: Tensor, replicas: int) -> Forward:
     """`forward` for a stack of fields: all at once if vmap can do it, else one after another."""
+    return vmap(forward) if mappable(forward, initial, replicas) else one_by_one(forward)
 
-    def one_by_one(fields: Tensor) -> Tensor:
-        return torch.stack([forward(field.clone()) for field in fields])
 
-    mapped = vmap(forward)
+def one_by_one(forward: Forward) -> Forward:
+    return lambda fields: torch.stack([forward(field.clone()) for field in fields])
+
+
+def mappable(forward: Forward, initial: Tensor, replicas: int = 2) -> bool:
+    """Whether vmap can do an operator, with the same result."""
+    runs = vmap(forward), one_by_one(forward)
     try:  # with gradients, because vmap refuses some operators only there, such as those that checkpoint activations
-        both = zip(*(_with_gradient(run, initial, replicas) for run in (mapped, one_by_one)), strict=True)
-        same = all(nearly_equal(a, b) for a, b in both)
+        both = zip(*(_with_gradient(run, initial, replicas) for run in runs), strict=True)
+        return all(nearly_equal(a, b) for a, b in both)
     except Exception:  # vmap refuses some operators, each in its own way
-        same = False
-    return mapped if same else one_by_one
+        return False
 
 
 def _with_gradient(run: Forward, start: Tensor, replicas: int) -> tuple[Tensor, Tensor]:

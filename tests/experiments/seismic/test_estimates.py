@@ -1,16 +1,13 @@
 """Ideas for better estimates: what each does to sigma, and what is said of them."""
 
-import math
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
-import torch.nn.functional as F
 
-from twinboot import invert
 from twinboot.experiments.runner.store import carry_out
-from twinboot.experiments.seismic import estimates, operator
+from twinboot.experiments.seismic import estimates
 from twinboot.experiments.seismic.descent import State
 from twinboot.experiments.seismic.estimates import (
     DEFAULT,
@@ -24,7 +21,6 @@ from twinboot.experiments.seismic.estimates import (
     floored,
 )
 from twinboot.experiments.seismic.kernels import SIDE, Setting, problem
-from twinboot.inverse.priors import PROBES
 
 
 def state(sigma: torch.Tensor, field: torch.Tensor | None = None) -> State:
@@ -52,32 +48,6 @@ def test_the_floor_is_the_prior_where_no_kernel_reaches_and_the_twins_sigma_wher
     assert found[15, 15] < 0.3
     high = torch.full((SIDE, SIDE), 2.0)
     assert torch.equal(floored([given], state(high, field))[0], high)
-
-
-def test_the_floor_is_that_of_invert_but_for_its_random_probes() -> None:
-    """What a prior leaves of a cell is 1 / (1 / prior^2 + d / noise^2), d the diagonal of C = J'J. `invert` takes for
-    each patch the mean of d over its nine cells, estimated from eight vectors of random signs. The estimate has at most
-    the variance 2 / (8 * 81) * (the sum of C^2 over the pairs of its cells)."""
-    p = problem(Setting(600, 0.3, 1.0, 1.0, 0.8), 0)
-    start, settings = torch.zeros(SIDE, SIDE), {"steps": 200, "bootstrap": p.bootstrap, "seed": 2}
-    twins, with_prior = (invert(operator(p), p.observed, start, prior=prior, **settings) for prior in (None, "found"))
-    torch.testing.assert_close(twins.field, with_prior.field)
-    ours = floored([p], state(start, twins.field))[0]  # with a sigma of 0, the floor alone
-    shown = with_prior.sigma > twins.sigma  # elsewhere the sigma of the twins is larger
-    assert shown.float().mean() > 0.5
-
-    unseen = p.bootstrap.unseen
-    noise2 = (operator(p)(twins.field) - p.observed)[unseen].square().mean()
-    prior2 = twins.field.square().mean()
-    exact, estimated = (noise2 * (1 / s.square() - 1 / prior2) for s in (ours, with_prior.sigma))
-    derivatives = p.kernels[p.bootstrap.seen] * (1 - twins.field.tanh().square()).flatten()
-    squares = (derivatives.T @ derivatives).square().view(10, 3, 10, 3, 10, 3, 10, 3)
-    pairs = torch.einsum("aibjakbl->ab", squares)
-    patches = F.avg_pool2d(torch.stack([exact, estimated])[:, None], 3)[:, 0]
-    error = (2 * pairs / (PROBES * 81)).sqrt()
-    off = ((patches[1] - patches[0]) / error)[shown[1::3, 1::3]]
-    assert off.abs().max() < 4
-    assert abs(off.mean()) < 4 / math.sqrt(len(off))
 
 
 def test_a_run_from_end_to_end(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import pandas as pd
 import torch
@@ -21,7 +20,7 @@ from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from ... import Blocks, Bootstrap, Protocol, invert, resets
+from ... import Blocks, Bootstrap, Protocol, Smooth, invert, resets
 from ..._core import seeds
 from .. import plots
 from ..datasets import array_files
@@ -232,15 +231,16 @@ def by_adam(problem: Problem, tick: Tick, hold_out: bool) -> Result:
     return result
 
 
-def by_twins(problem: Problem, tick: Tick, mode: resets.Mode, prior: Literal["found"] | None = None) -> Result:
+def by_twins(problem: Problem, tick: Tick, mode: resets.Mode, prior: Smooth | None = None) -> Result:
     config = problem.config
+    blocks = Blocks((config.block, config.block))
     found = invert(
         problem.forward(),
         problem.observed,
         torch.zeros_like(problem.truth),
-        protocol=Protocol(
-            groups=Blocks((config.block, config.block)), reset=resets.growing(config.first_reset, 1.5), mode=mode
-        ),
+        protocol=Protocol(groups=blocks)
+        if prior is not None
+        else Protocol(groups=blocks, reset=resets.growing(config.first_reset, 1.5), mode=mode),
         steps=config.steps,
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=config.lr),
         decay=config.decay,
@@ -260,7 +260,7 @@ def _run(config: Config, ground: Tensor, number: int, tick: Tick) -> dict[str, p
         "held out": lambda problem: by_adam(problem, tick, hold_out=True),
         "mean": lambda problem: by_twins(problem, tick, "mean"),
         "centered": lambda problem: by_twins(problem, tick, "centered"),
-        "prior": lambda problem: by_twins(problem, tick, "centered", prior="found"),
+        "prior": lambda problem: by_twins(problem, tick, "centered", prior=Smooth(order=1)),
     }
     with one_thread():  # beside other work two gained nothing on grids so small, and sometimes stalled
         problem, found = Problem(config, ground, number), []

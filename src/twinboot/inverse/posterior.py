@@ -1,0 +1,340 @@
+"""Draws from the posterior of a field, each the minimum of a randomized loss (randomize-then-optimize).
+
+    loss of twin b = sum_i c_bi |y_i - F_i(v)|^2 / (2 s^2) + weight / 2 * |r(v) - xi_b / sqrt(weight)|^2
+
+c are the counts of a bootstrap sample, s is the noise of a measurement, r the prior (`priors.py`) and xi ~ N(0, I) is
+drawn once for each twin. Where nothing is measured, the twins then differ as draws from the prior do. With
+`Bootstrap(kind="parametric")`, c is 1 and y has noise added, y_i + s e_bi. If the operator and the prior are linear and
+the noise is Gaussian, the minima are exact draws from the posterior (Bardsley et al. 2014), and otherwise nearly so.
+With resampled rows, their covariance is the sandwich H^-1 (A' diag(e^2 / s^2) A / s^2 + weight R'R) H^-1, with A and R
+the derivatives of F and r, e the residuals and H = A'A / s^2 + weight R'R.
+
+The order of things:
+
+    1. The weight. The field with the lowest loss without noise (c = 1, xi = 0), from the measurements that some twin
+       sees, is found for one weight after another, from the largest down. Each search starts at the last one's result.
+       The weight that predicts the out-of-bag measurements best is chosen. For a linear problem that field is the mean
+       of all draws. s^2 is the mean square of the out-of-bag residuals.
+    2. The field: the same with all measurements.
+    3. Draws: in each round a draw for each twin, with another sample and another xi.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from .._core import seeds
+from ..data.bootstrap import Bootstrap
+from ..training import optimizers
+from .measurements import Stacked
+from .operators import Forward, together
+from .priors import Prior, Spectrum
+from .solver import evaluate, least_squares
+
+PROBES = 4  # fields of random signs, for the mean of the squared derivatives
+LARGEST = 100.0  # the first weight of a prior whose eigenvalues are not known, in units of that of the measurements
+MOST = 24  # weights on the way down
+WORSE = 2  # clearly worse weights in a row that end it
+# Numbers in a stack of fields and their measurements. More draws at once are quicker, until they leave the cache.
+AT_ONCE = 2**18
+WARM = 0.05  # of the steps of the user's optimizer, for a search that starts near its end
+SETTLE = 3  # searches to find the noise that goes with a given weight
+SMALLEST_NOISE = 1e-6  # in units of the measurements; below are rounding errors of single precision
+
+Solve = Callable[["Loss", Tensor, bool], Tensor]  # of a loss, from fields [members, ...], near its minimum or not
+
+
+class Term:
+    """A prior with what the search needs: its function for stacks, its eigenvalues, and their scale."""
+
+    def __init__(self, prior: Prior, initial: Tensor, seed: int) -> None:
+        self.prior = prior
+        function = prior.residuals(initial)
+        self.run = together(function, initial, 2)
+        spectrum = prior.spectrum(tuple(initial.shape))
+        with torch.no_grad():
+            self.size = function(initial.clone()).numel()
+        if spectrum is None:
+            mean = mean_square_derivative(self.run, initial, seeds.derive(seed, "probes of the prior"))
+            spectrum = Spectrum(torch.full(initial.shape, mean, dtype=torch.double), [])
+        self.spectrum = spectrum
+
+
+class Loss:
+    """The residuals of stacks of fields: of the measurements and of the priors, all with variance 1."""
+
+    def __init__(
+        self,
+        data: Stacked,
+        terms: Sequence[Term],
+        weights: Sequence[float],
+        noise: float,
+        curvature: float,
+        counts: Tensor,
+        targets: Tensor,
+        shifts: Sequence[Tensor] | None = None,
+    ) -> None:
+        self.data, self.terms, self.weights, self.noise = data, terms, weights, noise
+        self.counts, self.targets, self.shifts = counts, targets, shifts
+        # The eigenvectors of the first prior that has some. Of others with their own, the mean eigenvalue counts.
+        self.spectrum = next((t.spectrum for t in terms if t.spectrum.bases), terms[0].spectrum)
+        self.values = torch.full_like(self.spectrum.values, curvature / noise**2)
+        for term, weight in zip(terms, weights, strict=True):
+            own = term.spectrum.values
+            self.values += weight * (own if term.spectrum is self.spectrum else own.mean())
+
+    def residuals(self, fields: Tensor, rows: Tensor | None = None) -> Tensor:
+        """[members, residuals]; of some rows of the measurements, with the weight of all, if `rows` are given."""
+        counts, targets = (self.counts, self.targets) if rows is None else (self.counts[:, rows], self.targets[:, rows])
+        share = 1.0 if rows is None else math.sqrt(self.data.n / len(rows))
+        misfit = (self.data.predict(fields, self.counts, rows).to(fields.dtype) - targets) / self.noise
+        parts = [(share * counts.sqrt()[..., None] * misfit).flatten(1)]
+        for k, (term, weight) in enumerate(zip(self.terms, self.weights, strict=True)):
+            own = math.sqrt(weight) * term.run(fields).flatten(1)
+            parts.append(own if self.shifts is None else own - self.shifts[k])
+        return torch.cat(parts, 1)
+
+    def precondition(self, fields: Tensor) -> Tensor:
+        return self.spectrum.inverse(fields, self.values)
+
+
+class Posterior:
+    """The search for the weights, the field and its draws.
+
+    Args:
+        noise: the standard deviation of a measurement's noise. None estimates it by the out-of-bag measurements.
+        solve: what finds the minimum of a loss.
+        say: is told about each weight that was tried.
+    """
+
+    def __init__(
+        self,
+        data: Stacked,
+        initial: Tensor,
+        bootstrap: Bootstrap,
+        priors: Sequence[Prior],
+        noise: float | None,
+        solve: Solve,
+        seed: int,
+        say: Callable[[str], object],
+    ) -> None:
+        self.data, self.initial, self.bootstrap, self.seed, self.say = data, initial, bootstrap, seed, say
+        self.given, self.solve = noise, solve
+        self.history: dict[str, list[float]] = {"weight": [], "order": [], "unseen": []}
+        run: Forward = lambda fields: data.predict(fields, torch.ones_like(self._all()))  # noqa: E731
+        self.curvature = mean_square_derivative(run, initial, seeds.derive(seed, "probes"))
+        if not self.curvature > 0:
+            raise ValueError("forward has no derivative at the initial field: start elsewhere.")
+        self.terms, self.weights, self.field, self.noise = self._choose(priors)
+        self.field = self._mode(self.terms, self.weights, self.noise, self._all(), self.field)
+
+    def _all(self) -> Tensor:
+        """Counts of 1 for all measurements, but 0 for those that are set aside for calibration."""
+        counts = torch.ones(1, self.data.n, dtype=self.initial.dtype, device=self.initial.device)
+        counts[:, self.bootstrap.calibration.to(counts.device)] = 0
+        return counts
+
+    def _mode(
+        self, terms: Sequence[Term], weights: Sequence[float], noise: float, counts: Tensor, start: Tensor
+    ) -> Tensor:
+        """The field with the lowest loss, without added noise."""
+        loss = Loss(self.data, terms, weights, noise, self.curvature, counts, self.data.table[None])
+        return self.solve(loss, start[None], start is not self.initial)[0]
+
+    def _unseen(self, field: Tensor) -> tuple[Tensor, float]:
+        """The out-of-bag losses, and the standard deviation of the noise according to them."""
+        losses = self.data.unseen_losses(field)
+        noise = self.data.unit * max(math.sqrt(losses.mean().item()), SMALLEST_NOISE)
+        return losses, self.given or noise
+
+    def _choose(self, priors: Sequence[Prior]) -> tuple[Sequence[Term], list[float], Tensor, float]:
+        """Of all kinds that the priors offer, and of all weights, those that predict out-of-bag measurements best."""
+        found = []
+        for kind in product(*(prior.candidates(self.initial) for prior in priors)):
+            terms = [Term(prior, self.initial, self.seed) for prior in kind]
+            found.append((terms, *self._choose_weights(terms)))
+        return min(found, key=lambda one: one[-1])[:-1]
+
+    @property
+    def priors(self) -> tuple[Prior, ...]:
+        """The priors as they were chosen, with numbers as weights."""
+        return tuple(term.prior.weighted(weight) for term, weight in zip(self.terms, self.weights, strict=True))
+
+    def _choose_weights(self, terms: Sequence[Term]) -> tuple[list[float], Tensor, float, float]:
+        """The weights of these priors with the lowest out-of-bag loss, the field, the noise and that loss."""
+        seen = self._all()
+        seen[:, self.data.unseen] = 0
+        field, fixed = self.initial, [t.prior.weight for t in terms]
+        best: tuple[list[float], Tensor, float, float] | None = None
+        if "unseen" not in fixed:
+            weights = [float(w) for w in fixed]
+            noise = self.given or self._unseen(field)[1]
+            for _ in range(1 if self.given else SETTLE):
+                field = self._mode(terms, weights, noise, seen, field)
+                losses, noise = self._unseen(field) if len(self.data.unseen) else (torch.zeros(1), noise)
+            return weights, field, noise, losses.mean().item()
+        # While one weight is sought, those that come later are small.
+        ratios = [self._largest(t) * 1e-6 for t in terms]
+        for k in [k for k, weight in enumerate(fixed) if weight == "unseen"]:
+            best = self._descend(terms, ratios, k, seen, field)
+            field = best[1]
+        assert best is not None
+        return best
+
+    def _largest(self, term: Term) -> float:
+        """A weight, in units of 1 / noise^2, at which the field is as the prior says, wherever it is measured."""
+        values = term.spectrum.values
+        if not term.spectrum.bases:
+            return LARGEST * self.curvature / max(values.mean().item(), 1e-300)
+        positive = values[values > 1e-9 * values.max()]
+        return 10 * self.curvature / positive.min().item()
+
+    def _descend(
+        self, terms: Sequence[Term], ratios: list[float], k: int, seen: Tensor, field: Tensor
+    ) -> tuple[list[float], Tensor, float, float]:
+        """From the largest weight of prior k down to one that is clearly too small, then a finer look around the best.
+        `ratios` are weights times noise^2; that of prior k is set to the best."""
+        noise = self._unseen(field)[1]
+        best: tuple[float, Tensor, Tensor, float] | None = None
+
+        def look(ratio: float, start: Tensor) -> tuple[Tensor, bool]:
+            nonlocal best, noise
+            fixed = [t.prior.weight for t in terms]
+            weights = [
+                (ratio if i == k else ratios[i]) / noise**2 if w == "unseen" else float(w) for i, w in enumerate(fixed)
+            ]
+            found = self._mode(terms, weights, noise, seen, start)
+            losses, noise = self._unseen(found)
+            unseen = losses.mean().item()
+            if not math.isfinite(unseen):
+                raise FloatingPointError("forward gives values that are not finite for the field that was found.")
+            order = getattr(terms[k].prior, "order", math.nan)
+            for name, value in (("weight", ratio / noise**2), ("order", order), ("unseen", self.data.unit**2 * unseen)):
+                self.history[name].append(value)
+            self.say(f"{terms[k].prior!r}: weight {ratio / noise**2:.3g}, unseen {self.data.unit**2 * unseen:.4g}")
+            clearly = best is not None and clearly_lower(best[2], losses)
+            if best is None or unseen < best[2].mean().item():
+                best = (ratio, found, losses, noise)
+            return found, clearly
+
+        step, ratio, worse = 10 ** terms[k].prior.decades, self._largest(terms[k]), 0
+        for _ in range(MOST):
+            field, clearly = look(ratio, field)
+            worse = worse + 1 if clearly else 0
+            if worse == WORSE:
+                break
+            ratio /= step
+        assert best is not None
+        ratio, field = best[:2]
+        for finer in (math.sqrt(step), 1 / math.sqrt(step)):
+            look(ratio * finer, field)
+        ratios[k], field, losses, noise = best
+        weights = [
+            ratios[i] / noise**2 if t.prior.weight == "unseen" else float(t.prior.weight) for i, t in enumerate(terms)
+        ]
+        return weights, field, noise, losses.mean().item()
+
+    def draws(self, rounds: int) -> Iterator[Tensor]:
+        """Fields [draws, ...], some rounds at a time. With `rounds=0`, those of the twins of the bootstrap itself."""
+        size = self.bootstrap.replicas * (self.data.table.numel() + self.initial.numel())
+        many = max(1, AT_ONCE // size) if self.data.mappable and not self.data.apart else 1
+        times = list(range(1, rounds + 1)) or [0]
+        for start in range(0, len(times), many):
+            parts = [self._randomized(time) for time in times[start : start + many]]
+            counts, targets = torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+            shifts = [torch.cat(same) for same in zip(*(part[2] for part in parts), strict=True)]
+            loss = Loss(self.data, self.terms, self.weights, self.noise, self.curvature, counts, targets, shifts)
+            yield self.solve(loss, self.field.expand(len(counts), *self.field.shape), True)
+
+    def _randomized(self, time: int) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """What differs from twin to twin in a round: counts, measurements, and the noise of each prior."""
+        number, like = self.bootstrap.replicas, self.initial
+
+        def normal(purpose: str, *shape: int) -> Tensor:
+            generator = torch.Generator(like.device).manual_seed(seeds.derive(self.seed, purpose, time))
+            return torch.empty(number, *shape, dtype=like.dtype, device=like.device).normal_(generator=generator)
+
+        shifts = [normal(f"prior {k}", term.size) for k, term in enumerate(self.terms)]
+        everything, table = self._all(), self.data.table[None]
+        if self.bootstrap.kind == "parametric":
+            added = table + self.noise * normal("measurements", *table.shape[1:])
+            return everything.expand(number, -1), added, shifts
+        own = self.bootstrap.redrawn(time) if time else self.bootstrap
+        return own.counts.to(everything) * everything, table.expand(number, -1, -1), shifts
+
+
+def by_least_squares(steps: int, tick: Callable[[], object]) -> Solve:
+    """Each member to its own minimum, by the residuals."""
+    return lambda loss, start, near: least_squares(loss.residuals, start, loss.precondition, steps, tick)
+
+
+def by_optimizer(
+    make: optimizers.Make | None,
+    steps: int,
+    decay: float,
+    batch_size: int | None,
+    seed: int,
+    tick: Callable[[], object],
+) -> Solve:
+    """All members by one optimizer, on all measurements or in batches. Near the minimum it takes a few of the steps."""
+    epochs = 0
+
+    def solve(loss: Loss, start: Tensor, near: bool) -> Tensor:
+        nonlocal epochs
+        number = max(1, math.ceil(WARM * steps)) if near else steps
+        fields = torch.nn.Parameter(start.detach().clone())
+        optimizer = optimizers.make_optimizer(make, [[fields]], lr=0.01)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, decay ** (steps / number))
+        total = loss.data.table.numel()  # losses are of the order of 1, as without a prior
+        order = torch.empty(0, dtype=torch.long)
+        good = start.detach().clone()
+        for _ in range(number):
+            rows = None
+            if batch_size is not None:
+                if len(order) < batch_size:
+                    epochs += 1
+                    generator = torch.Generator().manual_seed(seeds.derive(seed, "batches", epochs))
+                    order = torch.randperm(loss.data.n, generator=generator)
+                rows, order = order[:batch_size].to(start.device), order[batch_size:]
+
+            def closure(rows: Tensor | None = rows) -> float:
+                residuals, gradient = evaluate(lambda f: loss.residuals(f, rows), fields)
+                fields.grad = gradient / total
+                return residuals.square().sum().item() / total
+
+            value = optimizer.step(closure)
+            if not math.isfinite(value) or not math.isfinite(fields.sum().item()):
+                warnings.warn("the loss became NaN or infinite, so the last good fields are used.", RuntimeWarning, 4)
+                return good
+            good.copy_(fields.detach())
+            schedule.step()
+            tick()
+        return good
+
+    return solve
+
+
+def clearly_lower(new: Tensor, old: Tensor) -> bool:
+    """Whether the mean is lower by more than the standard error of the difference. There are few out-of-bag
+    measurements, and once the twins fit noise, their loss changes little: without this rule, chance would often pick a
+    late state."""
+    gain = old - new
+    error = gain.std() / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
+    return bool(gain.mean() > error)
+
+
+def mean_square_derivative(run: Forward, initial: Tensor, seed: int) -> float:
+    """The mean over cells of diag(J'J), by random signs z: E (J'z)^2 = diag(J'J)."""
+    with torch.enable_grad():
+        fields = torch.stack([initial.detach()] * PROBES).requires_grad_()
+        found = run(fields)
+        generator = torch.Generator(found.device).manual_seed(seed)
+        signs = torch.empty_like(found).bernoulli_(generator=generator).mul_(2).sub_(1)
+        [pulled] = torch.autograd.grad(found, fields, signs, allow_unused=True)
+    return 0.0 if pulled is None else pulled.double().square().mean().item()
