@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import fwi, gaussian, images, seismic, truth, uci
 from .runner.experiment import Experiment
-from .seismic import estimates, paper, regimes
+from .seismic import estimates, paper, posterior, regimes
 from .wells import basins, sweeps
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -16,6 +16,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "seismic-paper": paper,
     "regimes": regimes,
     "estimates": estimates,
+    "posterior": posterior,
     "fwi": fwi,
     "uci": uci,
     "truth": truth,
