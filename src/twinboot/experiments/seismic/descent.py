@@ -139,7 +139,7 @@ def train(
         optimizer.zero_grad()
         with twins.sampled(method.noise) if twins else nullcontext():
             for number, own in enumerate(twins or [model]):
-                u = own.noisy(method.fixed, draws) if method.fixed else own()
+                u = model.noisy(method.fixed, draws) if method.fixed else own()
                 u.backward(slope(number, u.detach(), step))
         optimizer.step()
         annealing.step()

@@ -9,8 +9,10 @@ small gradients random, so those cells stay near the start. A larger eps of Adam
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import pandas as pd
 import torch
@@ -293,7 +295,7 @@ def overlap(ours: tuple[float, float], paper: tuple[float, float]) -> bool:
     (False, True)
     """
     digit = 0.00005
-    return abs(ours[0] - paper[0]) <= max((ours[1] ** 2 + paper[1] ** 2) ** 0.5, digit)
+    return abs(ours[0] - paper[0]) <= max(math.hypot(ours[1], paper[1]), digit)
 
 
 def verdicts(config: Config, tables: Tables) -> list[Verdict]:
@@ -416,7 +418,7 @@ def _draw_table(axes: Axes, tables: Tables) -> None:
             ):
                 # On a log axis an interval must stay above 0.
                 error = [[min(half, 0.9 * mean)], [half]]
-                filled = {"mfc": colour if mark == "o" else "none", "mec": colour, "ecolor": colour}
+                filled: Any = {"mfc": colour if mark == "o" else "none", "mec": colour, "ecolor": colour}
                 axes.errorbar([mean], [place + shift], xerr=error, fmt=mark, ms=8, mew=1.6, capsize=4, **filled)
     for mark, name, fill in (("o", "here", plots.ink()), ("s", "in the paper", "none")):
         axes.plot([], [], mark, mec=plots.ink(), mfc=fill, ms=8, mew=1.6, label=name)

@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -211,11 +212,11 @@ class Tikhonov:
         self.weights = torch.logspace(-5, 4, 37, dtype=torch.double)
 
     def response(self, weight: Tensor) -> Tensor:
-        return self.basis @ (self.right / (self.values + weight))
+        return torch.mv(self.basis, self.right / (self.values + weight))
 
     def field(self, weight: Tensor) -> Tensor:
-        u = undo(self.p.setting.response, self.response(weight))
-        return u.float().view(SIDE, SIDE) / self.p.setting.beta
+        x = undo(self.p.setting.response, self.response(weight))
+        return torch.div(x, self.p.setting.beta).float().view(SIDE, SIDE)
 
     def residual(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """The sum of squared residuals, and the degrees of freedom that are left."""
@@ -227,7 +228,7 @@ class Tikhonov:
         squares, free = self.residual(weight)
         variance = squares / free * (self.basis.square() / (self.values + weight)).sum(1)
         slope = (1 - self.response(weight).clamp(-0.999, 0.999).square()) * self.p.setting.beta
-        return (variance.sqrt() / slope).float().view(SIDE, SIDE)
+        return torch.div(variance.sqrt(), slope).float().view(SIDE, SIDE)
 
 
 def tikhonov_by_truth(p: Problem) -> Tensor:
@@ -301,7 +302,7 @@ def small(seed: int, beta: float, noise: float = 0.2, weight: float = 25.0) -> S
 def exact_sigma(given: Small) -> Tensor:
     """Of the posterior of a linear problem."""
     data, prior = given.curvature(given.mode())
-    return torch.linalg.inv(data + prior).diagonal().sqrt()
+    return torch.sqrt(torch.linalg.inv(data + prior).diagonal())
 
 
 def sandwich_sigma(given: Small) -> Tensor:
@@ -313,7 +314,7 @@ def sandwich_sigma(given: Small) -> Tensor:
     off = (given.rows @ given.respond(mode) - given.observed) / given.noise
     scores = given.rows * slope / given.noise * off[:, None]
     inverse = torch.linalg.inv(data + prior)
-    return (inverse @ (scores.T @ scores + prior) @ inverse).diagonal().sqrt()
+    return torch.sqrt((inverse @ (scores.T @ scores + prior) @ inverse).diagonal())
 
 
 def by_mala(given: Small, steps: int, chains: int = 64, seed: int = 0) -> tuple[Tensor, float]:
@@ -545,7 +546,7 @@ def _draw_exact(axes: Axes, cells: pd.DataFrame) -> None:
     marks = {PERTURBED: "o", RESAMPLED: "^"}
     colours = dict(zip(("linear", "tanh"), plots.SERIES, strict=False))
     for (case, kind), own in cells.groupby(["case", "kind"], sort=False):
-        style = {"color": colours[case], "ms": 5, "alpha": 0.7, "mew": 0}
+        style: Any = {"color": colours[case], "ms": 5, "alpha": 0.7, "mew": 0}
         axes.plot(own["truth"], own["sigma"], marks[kind], label=f"{case}, {kind}", **style)
     ends = [cells["truth"].min() / 1.1, cells["truth"].max() * 1.1]
     axes.plot(ends, ends, color=plots.ink(), lw=1)
