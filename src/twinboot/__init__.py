@@ -10,7 +10,7 @@ from .groups import Blocks
 from .inverse.inversion import Inversion
 from .inverse.invert import invert
 from .inverse.operators import Dense
-from .inverse.priors import Near, Residuals, Smooth
+from .inverse.priors import Edges, Near, Residuals, Smooth
 from .training.control import ControlledTwins
 from .training.error_bars import error_bars
 from .training.fit import Fit, fit
@@ -25,6 +25,7 @@ __all__ = [
     "Bootstrap",
     "ControlledTwins",
     "Dense",
+    "Edges",
     "Estimate",
     "Fit",
     "Inversion",

@@ -44,7 +44,7 @@ class Bootstrap:
             simplex (Rubin); each twin sees each sample, so none is `unseen`. `"split"`: each sample goes to one twin,
             once; as many are left `unseen` as a bootstrap leaves on average. `"parametric"`: all twins see the same
             samples, and each adds noise of its own to the measurements; for `invert` with a prior.
-            As many are left `unseen` as with a split.
+            None is `unseen`.
         strata: one label per sample. Each stratum is resampled on its own, so class shares stay the same. Not for
             `"poisson"`, whose counts are independent, nor for `"split"`, where uneven strata would make the twins
             differ, nor for `"parametric"`.
@@ -109,9 +109,7 @@ class Bootstrap:
                 raise ValueError(f'kind="{kind}" has no blocks: give clusters, one label per run of samples.')
             if strata is not None:
                 raise ValueError(f'kind="{kind}" has no strata: give clusters, or use another kind.')
-            counts[:] = _split(self.seed, replicas, cluster, self.n, self.cover)
-            if kind == "parametric":
-                counts[:] = counts.any(0)
+            counts[:] = 1 if kind == "parametric" else _split(self.seed, replicas, cluster, self.n, self.cover)
             self._require_samples()
             self._set_aside(float(calibration))
             return
@@ -155,6 +153,16 @@ class Bootstrap:
         resets use the twins' own sigma.
         """
         return 1 / math.sqrt(self.parts)
+
+    def folds(self, number: int) -> Tensor:
+        """Parts of the samples for cross-validation [parts, n], True where a sample is in the part. Clusters and blocks
+        are not divided. There are fewer parts if there are fewer units."""
+        clusters, block = self._arguments["clusters"], self._arguments["block"]
+        if block is not None:
+            clusters = np.arange(self.n) // block
+        units = self.n if clusters is None else len(np.unique(_codes("clusters", clusters, self.n)))
+        seed, parts = seeds.derive(self.seed, "folds"), max(2, min(number, units))
+        return Bootstrap(self.n, parts, seed, "split", clusters=clusters, cover=True).counts > 0
 
     def redrawn(self, time: int) -> Bootstrap:
         """Other resamples of the same kind: those of round `time`. They may draw what is `unseen` here."""

@@ -140,7 +140,7 @@ def invert(
     if priors:
         if stop is None or patience is not None:
             raise ValueError("with a prior there is no early stop: leave stop and patience out.")
-        _require_posterior(priors, bootstrap, noise_std)
+        _require_posterior(bootstrap, noise_std)
         examine(forward, observed, initial, bootstrap, batch_size)
         data = Stacked(forward, observed, initial, bootstrap)
         if optimizer is None and batch_size is None:
@@ -344,13 +344,8 @@ def _require_finite(loss: float, gradient: Tensor, step: int) -> None:
         raise FloatingPointError(f"forward has no finite derivative at the field of step {step}.")
 
 
-def _require_posterior(priors: Sequence[Prior], bootstrap: Bootstrap, noise_std: float | None) -> None:
+def _require_posterior(bootstrap: Bootstrap, noise_std: float | None) -> None:
     if noise_std is not None:
         require_number("noise_std", noise_std, positive=True)
     if bootstrap.kind == "split":
         raise ValueError('kind="split" gives each twin half of the measurements: with a prior, use another kind.')
-    if not len(bootstrap.unseen) and (noise_std is None or any(prior.weight == "unseen" for prior in priors)):
-        raise ValueError(
-            "every measurement is seen by some twin, so there is none to choose the weight and the noise by: give "
-            "noise_std and the weight of each prior."
-        )
