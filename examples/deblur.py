@@ -11,7 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch.nn.functional import conv2d
 
-from twinboot import invert
+from twinboot import Near, invert
 
 canvas = FigureCanvasAgg(Figure(figsize=(1, 1), dpi=64))
 canvas.figure.text(0.5, 0.5, "twin\nboot", size=18, weight="bold", ha="center", va="center")
@@ -26,15 +26,19 @@ def blur(picture: torch.Tensor) -> torch.Tensor:  # each pixel of the result is 
 
 
 observed = blur(truth) + 0.02 * torch.randn(64 * 64, generator=torch.Generator().manual_seed(0))
-# Brightness lies between 0 and 1, so the field is what a sigmoid makes brightness of.
-make = lambda fields: torch.optim.Adam(fields, lr=0.05)  # noqa: E731
-found = invert(lambda field: blur(field.sigmoid()), observed, torch.zeros(64, 64), steps=1500, optimizer=make)
-picture = found.predict(torch.sigmoid)
+# Brightness lies between 0 and 1, so the field is what a sigmoid makes brightness of. Near 0 with a standard deviation
+# of 4 it may be black, white or anything between.
+found = invert(lambda field: blur(field.sigmoid()), observed, torch.zeros(64, 64), prior=Near(std=4.0), rounds=10)
+picture = found.predict(torch.sigmoid, samples=20)
 
 error = (picture.mean - truth).abs()
 before, after = ((p - truth).square().mean().sqrt() for p in (observed.view(64, 64), picture.mean))
 agree = torch.corrcoef(torch.stack([picture.std.flatten(), error.flatten()]))[0, 1]
-print(f"rms error: blurred {before:.3f}, deblurred {after:.3f}; correlation of sigma with |error| {agree:.2f}")
+sigma = picture.std.square().mean().sqrt()
+print(
+    f"rms error: blurred {before:.3f}, deblurred {after:.3f}; correlation of sigma with |error| {agree:.2f}; "
+    f"rms sigma {sigma:.3f}"
+)
 titles, panels = ("truth", "observed", "deblurred", "|error|", "sigma"), (truth, observed.view(64, 64), picture.mean)
 drawn = Figure(figsize=(16, 3.4), layout="constrained")
 for axes, title, panel in zip(drawn.subplots(1, 5), titles, (*panels, error, picture.std), strict=True):

@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import TensorDataset
 
-from twinboot import Bootstrap
+from twinboot import Bootstrap, PairedLoader
 
 KINDS = ["multinomial", "poisson", "bayesian"]
 seeds = st.integers(0, 2**40)
@@ -370,3 +371,37 @@ def test_samples_for_calibration_are_a_random_share_of_those_that_no_twin_sees(k
 def test_a_calibration_that_cannot_be_gets_a_sentence(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         Bootstrap(20, **arguments)
+
+
+def test_a_parametric_bootstrap_shows_all_samples_to_all_twins() -> None:
+    bootstrap = Bootstrap(7, 3, kind="parametric")
+    assert (bootstrap.counts == 1).all()
+    assert bootstrap.scale == 1
+    assert not len(bootstrap.unseen)
+    with pytest.raises(ValueError, match=r'kind="parametric" adds noise to measurements, as invert does'):
+        PairedLoader(TensorDataset(torch.zeros(7)), bootstrap, 2)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"kind": "poisson"}, {"block": 3}, {"clusters": [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]}]
+)
+def test_redrawn_samples_are_others_of_the_same_kind(options: Any) -> None:
+    bootstrap = Bootstrap(10, **options)
+    first, again, second = (bootstrap.redrawn(time) for time in (1, 1, 2))
+    assert torch.equal(first.counts, again.counts)
+    assert not torch.equal(first.counts, second.counts)
+    assert not torch.equal(first.counts, bootstrap.counts)
+    assert first.kind == bootstrap.kind
+    if "clusters" in options:
+        assert torch.equal(first.counts[:, ::2], first.counts[:, 1::2])
+
+
+def test_folds_divide_the_samples_and_keep_clusters_and_blocks_together() -> None:
+    for options in ({}, {"block": 2}, {"clusters": torch.arange(20) // 2}):
+        folds = Bootstrap(20, **options).folds(5)  # type: ignore[arg-type]
+        assert folds.shape == (5, 20)
+        assert (folds.sum(0) == 1).all()
+        assert (folds.sum(1) == 4).all()
+        if options:
+            assert torch.equal(folds[:, ::2], folds[:, 1::2])
+    assert Bootstrap(3).folds(5).shape == (3, 3)

@@ -168,6 +168,43 @@ def test_patience_counts_from_the_last_better_state_and_ends_at_a_check() -> Non
     assert patient.history["step"][-1] == 300
 
 
+def test_by_default_a_run_ends_after_as_many_steps_again_as_the_best_state_took_and_at_least_300() -> None:
+    kernel, _, observed = blurred(1)
+    found = invert(lambda v: kernel @ v, observed, torch.zeros(60), optimizer=FAST, decay=1.0, steps=3000)
+    assert found.history["step"][-1] == found.best_step + max(300, found.best_step) < 3000
+    operator, _, observed = linear(noise=1.0)
+    found = invert(lambda v: operator @ v, observed, torch.zeros(12), steps=400, stop=None)
+    assert found.best_step == 400
+
+
+def test_a_loss_that_becomes_nan_keeps_the_best_state_and_warns() -> None:
+    operator, _, observed = linear()
+    run = partial(invert, observed=observed, initial=torch.zeros(12), optimizer=FAST, check=5)
+    whole = run(lambda v: operator @ v, steps=40)
+
+    class Breaks:
+        calls = 0
+
+        def __call__(self, v: Tensor) -> Tensor:
+            self.calls += 1
+            return operator @ v * (torch.nan if self.calls > 36 else 1.0)
+
+    with pytest.warns(RuntimeWarning, match=r"^the loss is not finite at step \d+: .* The result is the best state be"):
+        found = run(Breaks(), steps=300)
+    assert found.history["unseen"] == whole.history["unseen"][: len(found.history["unseen"])]
+    assert found.best_step in found.history["step"]
+    assert found.field.isfinite().all()
+    assert found.sigma.isfinite().all()
+
+
+def test_progress_prints_ten_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    operator, _, observed = linear()
+    invert(lambda v: operator @ v, observed, torch.zeros(12), steps=100, progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 10
+    assert lines[-1].startswith("step 100 of 100: loss ")
+
+
 def test_both_twins_go_through_the_operator_in_one_call() -> None:
     operator, _, observed = linear()
     calls = []

@@ -160,7 +160,8 @@ class Bootstrap:
         clusters, block = self._arguments["clusters"], self._arguments["block"]
         if block is not None:
             clusters = np.arange(self.n) // block
-        units = self.n if clusters is None else len(np.unique(_codes("clusters", clusters, self.n)))
+        codes = _codes("clusters", clusters, self.n)
+        units = self.n if codes is None else int(codes.max()) + 1
         seed, parts = seeds.derive(self.seed, "folds"), max(2, min(number, units))
         return Bootstrap(self.n, parts, seed, "split", clusters=clusters, cover=True).counts > 0
 

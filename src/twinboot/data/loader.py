@@ -297,6 +297,8 @@ def _check(dataset: Any, bootstrap: Bootstrap, batch_size: int, resample: str, o
     require_known(options, PairedLoader, DataLoader)
     if not isinstance(bootstrap, Bootstrap):
         raise TypeError(f"bootstrap must be a Bootstrap, such as Bootstrap(len(dataset)), not {shown(bootstrap)}.")
+    if bootstrap.kind == "parametric":
+        raise ValueError('kind="parametric" adds noise to measurements, as invert does: use another kind for a loader.')
     if len(dataset) == 0:
         raise ValueError("the dataset is empty: there is nothing to draw from.")
     if len(dataset) != bootstrap.n:

@@ -6,8 +6,8 @@
 a network. About 13.5 % of the measurements are in neither sample. Their loss rises when the twins begin to fit noise,
 so the result is the state of the last step at which the twins' mean clearly predicted them better than before.
 
-With a prior, no early stop is needed: the prior is sampled by each twin, its weight is the one with which the
-out-of-bag measurements are predicted best, and each twin goes to its minimum (`posterior.py`).
+With a prior, no early stop is needed: the prior is sampled by each twin, its weight is chosen by cross-validation, and
+each twin goes to its minimum (`posterior.py`).
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ from .posterior import Posterior, by_least_squares, by_optimizer, clearly_lower
 from .priors import Prior, as_priors
 
 NOT_USED = ("pooled", "resample", "average")  # settings of a protocol: there are no networks, loaders or epochs
-# With a prior, twins go to their minima. Noise on the weights and resets would only keep them from it: for a linear
-# operator the noise adds a constant to the loss.
+# With a prior, twins go to their minima, and noise on the weights and resets would only keep them from it. In a linear
+# problem of 12 cells with 2,000 steps of Adam, sigma^2 was 1.06 of the exact one without both (three pairs of twins),
+# 1.05 with noise, 0.70 with resets and 0.46 with both.
 NOT_WITH_PRIOR = ("reset", "mode", "noise")
 PATIENCE = 300  # steps without a better state after which a run may end; the first reset intervals are 50 to 170
 KEPT = 10_000_000  # numbers in draws that are kept without being asked for: 40 MB in single precision
@@ -78,13 +79,12 @@ def invert(
         initial: where the search starts; a tensor with any number of dimensions.
         prior: what is known of the field: `Smooth()`, `Near(std=...)`, `Edges(...)`, a function from the field to
             residuals, or several of these. Each twin samples it, so that sigma is right where little is measured. The
-            field is then the posterior's mode from all measurements, those included that were out of bag while the
-            weight was chosen.
+            field is then the mode of the posterior from all measurements.
         rounds: with a prior, how often the sample and the noise of each twin are drawn anew. Each round gives a draw
             from the posterior for each twin. Sigma is then known for each cell: with 20 rounds of two twins to 11 %.
             With 0, the two twins alone give a sigma for each block of cells.
-        noise_std: with a prior, the standard deviation of the noise of a measurement. By default it is estimated by the
-            out-of-bag measurements.
+        noise_std: with a prior, the standard deviation of the noise of a measurement. By default it is estimated
+            from the residuals.
         keep_draws: whether `Inversion.draws` keeps the draws. By default it does up to ten million numbers.
         protocol: the settings of the method. By default `groups` are blocks of three along each axis (`Blocks((3, 3))`
             in 2D), `reset` is `resets.growing(50, 1.5)`, which counts steps, and `mode` is `"centered"`. With a prior
@@ -114,6 +114,11 @@ def invert(
     >>> result = invert(lambda v: blur @ v, blur @ torch.ones(12), torch.zeros(12), steps=400)
     >>> bool((result.field - 1).abs().max() < 0.1)
     True
+    >>> from twinboot import Near
+    >>> noisy = blur @ torch.ones(12) + torch.randn(60, generator=torch.Generator().manual_seed(1))
+    >>> result = invert(lambda v: blur @ v, noisy, torch.zeros(12), prior=Near(std=1.0), rounds=20)
+    >>> result.draws.shape, bool((result.probability(lambda v: v > 0) > 0.9).all())
+    (torch.Size([40, 12]), True)
     """
     priors = as_priors(prior)
     without = (*NOT_USED, *NOT_WITH_PRIOR) if priors else NOT_USED

@@ -44,7 +44,7 @@ PROBES = 4  # fields of random signs, for the mean of the squared derivatives
 LARGEST = 100.0  # the first weight of a prior whose eigenvalues are not known, in units of that of the measurements
 MOST = 24  # weights on the way down
 WORSE, FLAT = 2, 4  # clearly worse weights in a row that end it, and weights that gain less than GAIN
-GAIN = 1e-3
+GAIN, FIRST_GAIN = 1e-3, 1e-2
 FOLDS = 5  # parts for cross-validation: each field is from 80 % of the measurements
 # Numbers in a stack of fields and their measurements. More draws at once are quicker, until they leave the cache.
 AT_ONCE = 2**18
@@ -197,12 +197,16 @@ class Posterior:
 
         ratio, step = self._largest(terms[k]), 10 ** terms[k].prior.decades
         fields, lowest, worse, flat = start.expand(len(folds), *start.shape), math.inf, 0, 0
+        first: float | None = None
         for number in range(MOST):
             fields, losses = look(ratio, fields, number > 0 or start is not self.initial)
             assert best is not None
             worse = worse + 1 if clearly_lower(best[2], losses) else 0
-            flat = 0 if losses.mean().item() < (1 - GAIN) * lowest else flat + 1
-            lowest = min(lowest, losses.mean().item())
+            unseen = losses.mean().item()
+            first = unseen if first is None else first
+            # Not before the first gain: the largest weights may all leave a constant field.
+            flat = 0 if unseen < (1 - GAIN) * lowest or lowest > (1 - FIRST_GAIN) * first else flat + 1
+            lowest = min(lowest, unseen)
             if worse == WORSE or flat == FLAT:
                 break
             ratio /= step
@@ -368,6 +372,6 @@ def mean_square_derivative(run: Forward, initial: Tensor, seed: int) -> float:
         fields = torch.stack([initial.detach()] * PROBES).requires_grad_()
         found = run(fields)
         generator = torch.Generator(found.device).manual_seed(seed)
-        signs = torch.empty_like(found).bernoulli_(generator=generator).mul_(2).sub_(1)
+        signs = found.new_empty(found.shape).bernoulli_(generator=generator).mul_(2).sub_(1)  # vmap permutes memory
         [pulled] = torch.autograd.grad(found, fields, signs, allow_unused=True)
     return 0.0 if pulled is None else pulled.double().square().mean().item()

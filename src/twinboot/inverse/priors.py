@@ -6,7 +6,7 @@ A prior is a function r from a field to residuals, and a weight: without measure
 
 `Smooth` says that neighbouring cells are alike, `Near` that cells are near the initial field, `Edges` that neighbours
 are alike but for a few jumps, `Residuals` whatever a function says. Several together are multiplied. A weight of
-`"unseen"` is the one with which the out-of-bag measurements are predicted best.
+`"unseen"` is the one with which measurements are predicted best that a fit has not seen, by cross-validation.
 
 To add a prior, add a class with the methods of `Prior`.
 """
@@ -41,7 +41,7 @@ class Prior(ABC):
         """The function r, for a search that starts at `initial`."""
 
     def candidates(self, initial: Tensor) -> Sequence[Prior]:
-        """What the out-of-bag measurements choose from, beside the weight."""
+        """What the cross-validation chooses from, beside the weight."""
         return [self]
 
     def weighted(self, weight: float) -> Prior:
@@ -63,7 +63,7 @@ class Smooth(Prior):
     Args:
         order: of the differences: 1 (neighbours have the same value), 2 (the same slope) or 3 (the same curvature).
             The smoother the field, the higher. With a lower order than that of the field, error bars are too large. By
-            default the order with which the out-of-bag measurements are predicted best.
+            default the order is chosen as the weight is.
         weight: 1 / variance of a difference, or `"unseen"`.
         axes: the axes along which the field is smooth, by default all.
 

@@ -26,6 +26,7 @@ MEMORY = 10  # pairs of steps and changes of the gradient, as usual for L-BFGS
 TOLERANCE = 1e-4
 WINDOW = 5
 HALVINGS = 12  # of a step that raises the loss, before the member is left where it is
+LINEAR = 0.5  # a trial step's change of the loss, to first order, in units of the slope: below, it is too long
 
 
 def least_squares(
@@ -46,7 +47,7 @@ def least_squares(
         downhill = dot(direction, gradient) < 0
         direction = torch.where(_to(downhill, direction), direction, -precondition(gradient))
         direction = torch.where(_to(running, direction), direction, 0.0)
-        length = _length(residuals, fields, direction, now)
+        length = _length(residuals, fields, direction, now, dot(direction, gradient))
         for _ in range(HALVINGS):
             moved = fields + _to(length, fields) * direction
             after, slope = evaluate(residuals, moved)
@@ -83,13 +84,22 @@ def evaluate(residuals: Residuals, fields: Tensor) -> tuple[Tensor, Tensor]:
     return found.detach(), gradient
 
 
-def _length(residuals: Residuals, fields: Tensor, direction: Tensor, now: Tensor) -> Tensor:
-    """How far to go in units of the direction: to the minimum, if the residuals are linear along it."""
-    with torch.no_grad():
-        trial = residuals(fields + direction).detach() - now
-    length = -dot(now, trial) / dot(trial, trial).clamp(min=1e-300)
-    # Not linear at all: a short step, which is tested afterwards.
-    return torch.where(length.isfinite() & (length > 0), length, 0.1).clamp(max=10.0)
+def _length(residuals: Residuals, fields: Tensor, direction: Tensor, now: Tensor, slope: Tensor) -> Tensor:
+    """How far to go in units of the direction: to the minimum, if the residuals are linear along it. A trial shows
+    whether they are: its change of the loss to first order must agree with the slope. If not, a shorter one is made."""
+    trial = torch.ones_like(slope)
+    for _ in range(HALVINGS):
+        with torch.no_grad():
+            change = residuals(fields + _to(trial, fields) * direction).detach() - now
+        along = dot(now, change)
+        ratio = along / (trial * slope)
+        far = ~((ratio > LINEAR) & (ratio < 1 / LINEAR)) & (slope != 0)
+        if not bool(far.any()):
+            break
+        trial = torch.where(far, trial / 4, trial)
+    length = -trial * along / dot(change, change).clamp(min=1e-300)
+    length = torch.where(length.isfinite() & (length > 0), length, 0.1 * trial)
+    return torch.minimum(length, 10 * trial)
 
 
 def _inverse_hessian(gradient: Tensor, pairs: list[tuple[Tensor, Tensor, Tensor]], precondition: Map) -> Tensor:

@@ -114,7 +114,8 @@ HUGGING_FACE = replace(FIT, reset=resets.every(1), mode="centered", resample="dr
 SCIKIT_LEARN = replace(FIT, groups="unit", mode="centered")
 # `invert` trains a field, not a network, by full batches: no epochs to average over or to reset after, and many entries
 # of the field that few measurements constrain, where the mean would walk with each sampling reset. The intervals grow
-# as section 3.5 says. groups: blocks of three along each axis of the field, as in Appendix A.6.
+# as section 3.5 says. groups: blocks of three along each axis of the field, as in Appendix A.6. With a prior there are
+# neither noise nor resets (`invert.NOT_WITH_PRIOR`), and with rounds each cell has its own sigma.
 INVERT = Protocol(reset=resets.growing(50, 1.5), mode="centered", noise=1.0)
 
 
