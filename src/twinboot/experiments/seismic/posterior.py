@@ -44,7 +44,7 @@ from .descent import LEVELS, METHODS, Schedule, require_training, train
 from .kernels import MIN_WIDTH, SIDE, Problem, Setting, kernels, problem, problems, slopes, undo
 from .regimes import AXES
 
-TITLE = "Fields with a prior: 48 tasks, and the exact posterior"
+TITLE = "Fields with a prior, and the exact posterior"
 QUESTION = "Do error bars hold the truth if the field is known to be smooth, and what does it cost in error?"
 CAPTION = (
     "Left: the share of the cells whose 90 % interval holds the truth, in per cent, for each task (mean over the "
@@ -536,7 +536,7 @@ def _draw_errors(axes: Axes, errors: pd.DataFrame) -> None:
         axes.plot(errors[ORACLE], errors[method], "o", color=colour, ms=6, alpha=0.75, mew=0, label=method)
     ends = [errors[ORACLE].min() / 1.5, errors[ORACLE].max() * 1.5]
     axes.plot(ends, ends, color=plots.ink(), lw=1)
-    axes.set(xscale="log", yscale="log", xlabel="Tikhonov's with the oracle's weight", ylabel="mean square error of v")
+    axes.set(xscale="log", yscale="log", xlabel="that of Tikhonov, oracle's weight", ylabel="mean square error of v")
     axes.set_title("Error of the field, each task")
     axes.grid(alpha=0.6)
     axes.legend(loc="upper left", fontsize="medium")
@@ -556,4 +556,4 @@ def _draw_exact(axes: Axes, cells: pd.DataFrame) -> None:
     axes.minorticks_off()
     axes.set_title("Sigma against the exact posterior, each cell")
     axes.grid(alpha=0.6)
-    axes.legend(loc="upper left", fontsize="medium")
+    axes.legend(loc="lower right", fontsize="medium")
