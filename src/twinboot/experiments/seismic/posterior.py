@@ -556,4 +556,4 @@ def _draw_exact(axes: Axes, cells: pd.DataFrame) -> None:
     axes.minorticks_off()
     axes.set_title("Sigma against the exact posterior, each cell")
     axes.grid(alpha=0.6)
-    axes.legend(loc="lower right", fontsize="medium")
+    axes.legend(loc="upper left", fontsize="medium")
