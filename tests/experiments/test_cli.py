@@ -161,6 +161,18 @@ def test_presets_of_an_experiment_lie_side_by_side_and_are_all_reported(
     assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["images", "images-cifar10"]
 
 
+def test_a_preset_that_is_an_experiment_of_its_own_is_found_by_either_name(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its run is reported once, although its name begins with that of the other."""
+    monkeypatch.setattr(commands, "EXPERIMENTS", {"toy": toy, "toy-other": toy})
+    assert cli.main(["toy", "--quick", "--preset", "other", "--out", str(tmp_path)]) == 0
+    assert load(tmp_path / "toy-other", commands.EXPERIMENTS).config == toy.QUICK
+    assert cli.main(["toy-other", "--quick", "--out", str(tmp_path)]) == 0
+    assert "already finished" in capsys.readouterr().out
+    assert [path.name for path in commands._runs_in(tmp_path)] == ["toy-other"]
+
+
 def test_report_leaves_out_an_unfinished_run_and_says_so(
     toys: None, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -106,6 +107,14 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+def _by_preset(arguments: list[str]) -> list[str]:
+    """`seismic --preset paper` is the experiment seismic-paper: it differs in more than its settings."""
+    for place, (flag, value) in enumerate(pairwise(arguments)):
+        if flag == "--preset" and (name := f"{arguments[0]}-{value}") in EXPERIMENTS:
+            return [name, *arguments[1:place], *arguments[place + 2 :]]
+    return arguments
+
+
 def _parse(arguments: list[str]) -> RunExperiment | Reproduce | Redraw | Report:
     """tyro ends the program with code 2 if a flag is wrong, and says which."""
     quick = "--quick" in arguments
@@ -156,6 +165,7 @@ def _metavar(hint: Any) -> str | None:
 
 
 def _carry_out(arguments: list[str]) -> None:
+    arguments = _by_preset(arguments)
     command = _parse(arguments)
     began = time.perf_counter()
     if isinstance(command, RunExperiment):
@@ -234,7 +244,7 @@ def _runs_in(directory: Path) -> list[Path]:
     if (directory / "run.json").exists():
         return [directory]
     patterns = [pattern for name in EXPERIMENTS for pattern in (f"{name}/run.json", f"{name}-*/run.json")]
-    found = [path.parent for pattern in patterns for path in sorted(directory.glob(pattern))]
+    found = list(dict.fromkeys(path.parent for pattern in patterns for path in sorted(directory.glob(pattern))))
     if not found:
         raise RunError(f"there is no run in {directory}: `twinboot reproduce --quick --out {directory}` makes some.")
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import fwi, gaussian, images, seismic, truth, uci
 from .runner.experiment import Experiment
-from .seismic import estimates, regimes
+from .seismic import estimates, paper, posterior, regimes
 from .wells import basins, sweeps
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -13,8 +13,10 @@ EXPERIMENTS: dict[str, Experiment] = {
     "sweeps": sweeps,
     "images": images,
     "seismic": seismic,
+    "seismic-paper": paper,
     "regimes": regimes,
     "estimates": estimates,
+    "posterior": posterior,
     "fwi": fwi,
     "uci": uci,
     "truth": truth,

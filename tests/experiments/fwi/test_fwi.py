@@ -17,7 +17,7 @@ from twinboot.experiments.fwi.survey import places
 from twinboot.experiments.runner.experiment import UnavailableError, command
 from twinboot.experiments.runner.store import RunError, carry_out, load
 
-TINY = Config(shots=8, receivers=10, duration=0.48, steps=2, check=1, first_reset=1, seeds=1)
+TINY = Config(shots=8, receivers=10, duration=0.48, steps=2, check=1, first_reset=1, rounds=1, seeds=1)
 
 
 @pytest.fixture
@@ -32,11 +32,13 @@ def problem() -> Problem:
     return Problem(TINY, truth(TINY), 0)
 
 
-def runs(errors: dict[str, list[float]], correlation: list[float], depth: float = 0.2) -> pd.DataFrame:
+def runs(
+    errors: dict[str, list[float]], correlation: list[float], depth: float = 0.2, covered: float = 0.5
+) -> pd.DataFrame:
     """A table of runs with these errors of each method and these correlations of sigma with the error."""
     rows = [
         {"run": run, "method": method, "start": 200.0, "error": error, "step": 60, "unused": 2, "sigma": 50.0}
-        | {"correlation": correlation[run], "depth": depth, "covered": 0.5, "seconds": 10.0}
+        | {"correlation": correlation[run], "depth": depth, "covered": covered, "seconds": 10.0}
         for method, found in errors.items()
         for run, error in enumerate(found)
     ]
@@ -180,7 +182,7 @@ def test_a_run_from_end_to_end(tmp_path: Path) -> None:
     assert (run.tables["maps"]["centered sigma"] > 0).mean() > 0.5  # so short a record says nothing of the bottom
     [shown] = fwi.numbers(TINY, run.tables).values()
     assert list(shown["method"]) == list(METHODS.values())
-    assert [verdict.status for verdict in fwi.verdicts(TINY, run.tables)] == ["undecided"] * 2  # of one run
+    assert [verdict.status for verdict in fwi.verdicts(TINY, run.tables)] == ["undecided"] * 3  # of one run
     assert isinstance(fwi.figure(TINY, run.tables), Figure)
     [legend] = fwi.figure(TINY, run.tables).legends
     said = {text.get_text() for text in legend.get_texts()}
@@ -211,3 +213,21 @@ def test_a_lower_error_is_asked_against_both_ways_of_stopping(centered: list[flo
     errors["prior"] = centered
     tables = {"runs": runs(errors, [0.5, 0.5, 0.5])}
     assert fwi.verdicts(Config(seeds=3), tables)[1].status == status
+
+
+@pytest.mark.parametrize(
+    ("prior", "covered", "status"),
+    [(90.0, 0.9, "held"), (90.0, 0.5, "partly"), (100.0, 0.9, "partly"), (100.0, 0.99, "not held")],
+)
+def test_a_prior_must_lower_the_error_and_hold_the_truth(prior: float, covered: float, status: str) -> None:
+    errors = {method: [100.0, 101.0, 99.0] for method in METHODS} | {"prior": [prior, prior + 1, prior - 0.5]}
+    tables = {"runs": runs(errors, [0.5, 0.5, 0.5], covered=covered)}
+    assert fwi.verdicts(Config(seeds=3), tables)[2].status == status
+
+
+def test_with_a_prior_no_shot_is_left_out_and_every_cell_has_a_sigma(problem: Problem) -> None:
+    """So short a record says nothing of the bottom, where the prior alone gives sigma."""
+    found = fwi.by_prior(problem)
+    assert found.unused == 0
+    assert found.sigma is not None
+    assert bool((found.sigma > 0).all())

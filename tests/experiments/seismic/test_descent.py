@@ -12,12 +12,15 @@ from torch import Tensor
 
 from twinboot import Inversion, Protocol, invert, resets
 from twinboot.experiments import seismic
+from twinboot.experiments.seismic import descent
 from twinboot.experiments.seismic.descent import (
+    FEW,
     LEVELS,
     Method,
     Schedule,
     State,
     _BatchSlope,
+    _FactorSlope,
     _FullSlope,
     _Snapshots,
     deciles,
@@ -56,10 +59,11 @@ def loss_by_hand(p: Problem, weight: Tensor, u: Tensor) -> Tensor:
     return (weight * (p.kernels @ u.flatten() - p.observed).square()).sum()
 
 
+@pytest.mark.parametrize("slope", [_FullSlope, _FactorSlope])
 @pytest.mark.parametrize("method", METHODS)
-def test_slopes_are_those_of_the_weighted_mean_of_squared_residuals(method: Method) -> None:
+def test_slopes_are_those_of_the_weighted_mean_of_squared_residuals(method: Method, slope: Any) -> None:
     weights = weights_of(method)
-    loss = _FullSlope(problems(), weights)
+    loss = slope(problems(), weights)
     u = torch.randn(3, SIDE**2, generator=seeded(0)).requires_grad_()
     for twin in range(method.replicas):
         expected = sum(loss_by_hand(p, weights_by_hand(p, method)[twin], v) for p, v in zip(problems(), u, strict=True))
@@ -195,12 +199,14 @@ def by_invert(p: Problem, method: Method, schedule: Schedule, seed: int, eps: fl
     return invert(
         seismic.operator(p),
         p.observed,
-        torch.zeros(SIDE, SIDE, dtype=p.observed.dtype),
+        p.initial.to(p.observed.dtype),
         replicas=method.replicas,
         steps=schedule.steps,
         optimizer=lambda fields: torch.optim.Adam(fields, schedule.lr, eps=eps),
         decay=schedule.decay,
-        protocol=Protocol(reset=resets.growing(schedule.first_reset, 1.5), mode=method.mode, noise=method.noise),
+        protocol=Protocol(
+            reset=resets.growing(schedule.first_reset, schedule.growth), mode=method.mode, noise=method.noise
+        ),
         check=schedule.check,
         bootstrap=p.bootstrap,
         seed=seed,
@@ -214,24 +220,32 @@ def by_invert(p: Problem, method: Method, schedule: Schedule, seed: int, eps: fl
         *(Method(2, mode=mode) for mode in resets.MODES),
         Method(2, mode="sample", noise=0.0),
         Method(4, mode="centered"),
+        Method(2, mode="sample", eps=1e-4),
     ],
 )
-def test_this_loop_takes_the_steps_of_invert_and_keeps_the_same_state(method: Method) -> None:
+@pytest.mark.parametrize("few", [0, FEW], ids=["products", "factors"])
+def test_this_loop_takes_the_steps_of_invert_and_keeps_the_same_state(
+    method: Method, few: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In double precision, over three resets. Both compute a gradient from the same products, one for each measurement
     and cell, summed in another order: relative to its terms it is off by at most their number times the unit of
     rounding. A step of Adam is proportional to the gradient, and at most about the learning rate. So the sum of all
     learning rates times that share bounds the difference of the fields, and of sigma.
 
     `invert` divides the loss by the mean square of the measurements that are seen, so an eps of Adam that is as many
-    times smaller is the same as 1e-8 here.
+    times smaller is the same there.
     """
+    monkeypatch.setattr(descent, "FEW", few)
     p = problem(replace(TASK, rows=200, noise=1.0, beta=1.5, spread=0.8), 0, method.replicas)
-    p = replace(p, kernels=p.kernels.double(), observed=p.observed.double())
-    schedule = Schedule(steps=260, lr=0.02, decay=0.995, first_reset=50, check=10)
+    rows = p.kernels.double().unflatten(1, (SIDE, SIDE))
+    rows = rows.sum(2)[:, :, None] * rows.sum(1)[:, None] / rows.sum((1, 2))[:, None, None]  # of rank 1 to all digits
+    initial = 0.1 * torch.randn(SIDE, SIDE, generator=seeded(1))
+    p = replace(p, kernels=rows.flatten(1), observed=p.observed.double(), initial=initial)
+    schedule = Schedule(steps=260, lr=0.02, decay=0.995, first_reset=50, check=10, growth=1.5 if few else 2.0)
     total = sum(schedule.lr * schedule.decay**step for step in range(schedule.steps))
     tolerance = total * (p.setting.rows + SIDE**2) * torch.finfo(torch.double).eps / 2
     assert tolerance < 1e-12
-    eps = 1e-8 / p.observed[p.bootstrap.seen].square().mean().item()
+    eps = method.eps / p.observed[p.bootstrap.seen].square().mean().item()
     found = train([p], method, schedule, seed=3)
     for state, stop in (("last", None), ("clear", "unseen")):
         expected = by_invert(p, method, schedule, 3, eps, stop=stop)

@@ -83,8 +83,8 @@ def around(given: list[Problem], state: State) -> Tensor:
 
 
 def floored(given: list[Problem], state: State) -> Tensor:
-    """Sigma, but at least what a prior leaves, as in `invert(prior="found")`. `invert` has one value per patch, from
-    random probes; here each cell has its own, from the exact diagonal of J'J. A test compares the two."""
+    """Sigma, but at least what a prior leaves of each cell by itself: cells of the size of the field that was found,
+    and the diagonal of J'J. A prior that is sampled, as in `invert(prior=...)`, is the better way (`posterior.py`)."""
     found = []
     for p, field, sigma in zip(given, state.field, state.sigma, strict=True):
         v = field.clone().requires_grad_()

@@ -52,6 +52,7 @@ class Problem:
     test_observed: Tensor
     bootstrap: Bootstrap
     held_out: Tensor  # the measurements that Adam without twins sets aside for early stopping
+    initial: Tensor  # where the search starts
 
 
 def respond(response: Response, x: Tensor) -> Tensor:
@@ -91,6 +92,7 @@ def problem(setting: Setting, seed: int, replicas: int = 2) -> Problem:
         test_kernels @ u + setting.noise * test_noise,
         Bootstrap(setting.rows, replicas, seeds.derive(seed, "bootstrap")),
         shuffled[: round(HOLD_OUT * setting.rows)],
+        torch.zeros(SIDE, SIDE),
     )
 
 
