@@ -96,7 +96,7 @@ class _TwinBoot(BaseEstimator):  # type: ignore[misc]
                 `"centered"`.
             spread: After training, twins settle around the estimate for this share of `epochs`, as in `twinboot.fit`.
                 Draws of the weights then spread predictions as much as these twins do. 0 leaves it out. None is 0.3 for
-                regression, and 0 for classification, where such draws predict worse (docs/spread.md).
+                regression, and 0 for classification, where the mean over such draws is less sharp.
             samples: Number of draws of the weights for a prediction. 0 uses the mean of the twins.
             random_state: Seed of everything random. None draws a seed.
             verbose: Whether to print a line for each epoch to standard error.
