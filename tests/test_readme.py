@@ -111,7 +111,7 @@ def test_the_snippet_for_error_bars_runs(tmp_path: Path, monkeypatch: Any) -> No
     x = names["x"] = names["dataset"].tensors[0]
     exec(blocks("docs/error-bars.md")[0], names)
     assert (tmp_path / "bars").is_dir()
-    assert len(names["estimate"].members) == 8
+    assert len(names["estimate"].members) == 6
     assert torch.equal(names["estimate"](x), names["model"](x))
     assert (names["prediction"].std > 0).all()
 

@@ -167,7 +167,7 @@ def test_the_report_of_the_real_experiments_in_a_browser(tmp_path: Path, monkeyp
         pictures = driver.execute_script(
             "return [...document.images].map(i => Math.min(i.naturalWidth, i.naturalHeight))"
         )
-        assert len(pictures) == 9
+        assert len(pictures) == 11
         assert min(pictures) > 500
         sections = driver.execute_script(
             "return [...document.querySelectorAll('section')].map(s => [s.id, s.querySelectorAll('.numbers').length,"

@@ -109,7 +109,8 @@ def error_bars(
     >>> line = nn.Linear(1, 1)  # trained before, here by hand
     >>> _ = line.load_state_dict({"weight": torch.tensor([[2.0]]), "bias": torch.zeros(1)})
     >>> y = 2 * x + 0.1 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
-    >>> estimate = error_bars(line, torch.utils.data.TensorDataset(x, y), "regression", progress=False)
+    >>> data, adam = torch.utils.data.TensorDataset(x, y), lambda p: torch.optim.Adam(p, 0.02)
+    >>> estimate = error_bars(line, data, "regression", epochs=100, optimizer=adam, progress=False)
     >>> bool((estimate(x) == line(x)).all()), len(estimate.members)
     (True, 6)
     >>> 0.005 < estimate.predict(x).std.mean() < 0.05  # about 0.1 / sqrt(50) in the middle, more at the ends

@@ -151,7 +151,7 @@ def is_above(after: float, before: float, times: float, least: float = 0.0) -> b
     """Whether a loss of twins is more than so many times that of the model, and the difference is not of the least. A
     log-likelihood may be negative.
 
-    >>> is_above(0.9, 0.4, 2), is_above(0.7, 0.4, 2), is_above(0.1, 0.01, 2, least=NATS)
+    >>> is_above(0.9, 0.4, 2), is_above(0.7, 0.4, 2), is_above(0.05, 0.01, 2, least=NATS)
     (True, False, False)
     """
     return not after - before <= max((times - 1) * abs(before), least)

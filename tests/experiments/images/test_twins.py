@@ -63,6 +63,7 @@ def test_twins_are_shown_after_as_many_epochs_as_the_others_and_after_more_or_fe
         batch_size=PROBLEM.batch,
         optimizer=lambda p: adam(p, PROBLEM.lr),
         bootstrap=Bootstrap(150, kind="split", cover=True),
+        spread=0,
         progress=False,
         callback=lambda epoch, estimate, twins: after.append(estimate),
     )

@@ -26,7 +26,7 @@ def test_every_method_of_the_config_is_there() -> None:
 
 ROWS = {
     "fit": {"fit": (5, math.inf)},
-    "error_bars": {"error_bars": (8, 7), "error_bars, sigma": (5, math.inf)},
+    "error_bars": {"error_bars": (6, 5), "error_bars, sigma": (5, math.inf)},
     "dropout": {"MC dropout": (5, math.inf), "MC dropout, averaged": (5, math.inf)},
     "ensemble": {"ensemble of 2": (2, 1), "ensemble of 3": (3, 2)},
     "bootstrap": {"bootstrap of 2": (2, 1), "bootstrap of 3": (3, 2)},
@@ -89,7 +89,7 @@ def linear_task(kind: Any, outputs: int, n: int = 200) -> tuple[Task, Plain, Ten
         layer.bias.copy_(torch.randn(outputs, generator=generator))
     y = layer(x).detach() + 0.5 * torch.randn(n, outputs, generator=generator)
     y = y if kind == "regression" else torch.randint(outputs, (n,), generator=generator)
-    task = Task(kind, x, y, x[:20], lambda dropout, seed: layer, 1, 32, 0.1, samples=4000, seed=0)
+    task = Task(kind, x, y, x[:20], lambda dropout, seed: layer, 1, 32, 3, 0.1, samples=4000, seed=0)
     return task, Plain(nn.Sequential(nn.Identity(), layer), 1.0), torch.cat([x, torch.ones(n, 1)], 1).double()
 
 
@@ -173,7 +173,7 @@ def test_networks_with_batchnorm_and_channels_last_have_a_spread(name: str) -> N
 
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(80, 3, 6, 6, generator=generator), torch.randint(3, (80,), generator=generator)
-    task = Task("classification", x, y, x[:10], network, 2, 32, 0.01, samples=4, seed=0)
+    task = Task("classification", x, y, x[:10], network, 3, 32, 3, 0.01, samples=4, seed=0)
     model, _ = train(task, 0)
     for own in METHODS[name](task, Plain(model, 1.0), (2, 3)).values():
         assert (own.draws.sum(2) - 1).abs().max() < 1e-9
