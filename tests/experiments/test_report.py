@@ -175,7 +175,14 @@ def test_the_report_of_the_real_experiments_in_a_browser(tmp_path: Path, monkeyp
         )
         fields = {name: len(module.Config.__dataclass_fields__) for name, module in commands.EXPERIMENTS.items()}
         expected = [["gaussian", 2, 4], ["basins", 1, 3], ["sweeps", 1, 5], ["images", 2, 6], ["seismic", 6, 4]]
-        expected += [["regimes", 2, 2], ["estimates", 2, 2], ["fwi", 1, 2], ["truth", 1, 3]]
+        expected += [
+            ["seismic-paper", 4, 5],
+            ["regimes", 2, 2],
+            ["estimates", 2, 2],
+            ["posterior", 3, 4],
+            ["fwi", 1, 3],
+        ]
+        expected += [["truth", 1, 3]]
         assert sections == [[*row, fields[str(row[0])]] for row in expected]
         reasons = driver.execute_script(
             "return [...document.querySelectorAll('.config td:last-child')].map(t => t.innerHTML)"

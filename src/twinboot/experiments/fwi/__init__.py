@@ -132,7 +132,7 @@ class Config:
         return self.spacing * self.coarsen
 
 
-QUICK = Config(seeds=1)
+QUICK = Config(shots=8, receivers=12, duration=0.72, rounds=1, seeds=1)  # with the prior, all shots take minutes
 
 
 def truth(config: Config) -> Tensor:
