@@ -227,7 +227,7 @@ def test_the_evidence_says_how_many_tasks_and_which() -> None:
     [
         ({"rows": ()}, "rows must have at least one value"),
         ({"noise": (0.0,)}, "noise must be above 0"),
-        ({"rows": (49,)}, "rows at least 50"),
+        ({"rows": (49,)}, "rows must be at least 50"),
         ({"rounds": 1}, "rounds must be at least 2, not 1"),
         ({"mala": 99}, "mala must be at least 100, not 99"),
         ({"decay": 1.1}, "decay must be at most 1"),

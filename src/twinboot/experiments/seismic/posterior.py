@@ -34,14 +34,12 @@ from ..runner.experiment import (
     Tick,
     Verdict,
     one_thread,
-    refuse_repeated,
     require_at_least,
-    require_positive,
     status,
 )
-from . import operator
-from .descent import LEVELS, METHODS, Schedule, require_training, train
-from .kernels import MIN_WIDTH, SIDE, Problem, Setting, kernels, problem, problems, slopes, undo
+from . import operator, regimes
+from .descent import LEVELS, METHODS, Schedule, train
+from .kernels import SIDE, Problem, Setting, kernels, problem, problems, slopes, undo
 from .regimes import AXES
 
 TITLE = "Fields with a prior, and the exact posterior"
@@ -70,45 +68,20 @@ SMALL_ROWS = 400  # measurements of them: enough for resampled rows to be like p
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(regimes.Config):
     """Beyond the paper: fields with a prior on the tasks of `twinboot regimes`, and against exact posteriors."""
 
-    rows: tuple[int, ...] = (300, 1000, 4096)
-    """Measurements, as in the map of regimes."""
-    noise: tuple[float, ...] = (0.03, 0.3)
-    """Their noise, as in the map of regimes."""
-    beta: tuple[float, ...] = (1.0, 3.0)
-    """The response is tanh(beta v), as in the map of regimes."""
-    width: tuple[float, ...] = (1.0, 2.0)
-    """Of the kernels, in cells, as in the map of regimes."""
-    spread: tuple[float, ...] = (0.7, 1.0)
-    """Part of the sides in which centres lie, as in the map of regimes."""
     rounds: int = 20
     """Of redrawn twins: 40 draws give a standard deviation to 11 %."""
-    steps: int = 2000
-    """Of the runs without a prior, as in the map of regimes."""
-    lr: float = 0.002
-    """Learning rate of Adam in those runs, for fewer steps than with the 0.001 of Appendix A.6."""
-    decay: float = 0.9996
-    """Factor on it in each step."""
     exact_rounds: int = 200
     """Rounds for the small problems: 400 draws give a standard deviation to 3.5 %."""
     mala: int = 4000
     """Steps of each of 64 chains of MALA; the first quarter is left out."""
     seeds: int = 2
     """Problems of each task: the first of those of `twinboot regimes`."""
-    seed: int = 0
-    """Of everything random."""
 
     def __post_init__(self) -> None:
-        refuse_repeated(self, *AXES)
-        for name in AXES:
-            if not all(value > 0 for value in getattr(self, name)):
-                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}.")
-        if min(self.width) < MIN_WIDTH or min(self.rows) < 50 or max(self.spread) > 1:
-            raise ValueError(f"width must be at least {MIN_WIDTH}, rows at least 50 and spread at most 1.")
-        require_training(self)
-        require_positive(self, "lr")
+        super().__post_init__()
         require_at_least(self, 2, "rounds", "exact_rounds")
         require_at_least(self, 100, "mala")
 
