@@ -320,7 +320,7 @@ def test_the_sizes_of_error_bars_are_those_of_the_generated_page() -> None:
     readme = " ".join((ROOT / README).read_text().split())
     ranges = {}
     for name in ("fit", "error_bars"):
-        found = re.search(rf"The spread of {name} is .*<br>\n +In \d+ of 12: (.*)", page)
+        found = re.search(rf"The spread of {name} is .*</summary>\n\nIn \d+ of 12: (.*)", page)
         assert found
         means = re.findall(r"(\d\.\d\d) ±", found[1])
         assert len(means) == 12
