@@ -1,7 +1,8 @@
 # The two main commands. Every target sets up what it needs in .venv, with Python 3.11+ and make.
 #   make demo   see the method at work: all experiments that need no files, with few seeds, and a page
 #   make test   lint, types and tests
-.PHONY: demo test bench control chaos figures cifar10 cifar10-all ablations uci truth marmousi clean
+#   make docs   the documentation site, into site/
+.PHONY: demo test docs bench control chaos figures cifar10 cifar10-all ablations uci truth marmousi clean
 .DEFAULT_GOAL := demo
 PYTHON ?= python3
 BIN := .venv/bin
@@ -15,6 +16,10 @@ test: .venv/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -n auto
+
+# The site: strict, so a dead link, a page outside the navigation or an example that fails ends the build. Two minutes.
+docs: .venv/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
 
 # For the docs: docs/results and docs/figures.
 figures: .venv/ready
@@ -95,5 +100,9 @@ chaos: .venv/ready
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
 
+.venv/docs: .venv/ready
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	touch $@
+
 clean:
-	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist site .gallery .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -31,7 +31,9 @@ found = fit(model, train, "classification", epochs=8, optimizer=optimizer, calib
 x, labels = test.tensors
 sets = found.estimate.predict(x).set(0.9)
 held = sets.gather(1, labels[:, None]).float().mean()
-print(f"{len(found.bootstrap.calibration)} samples for calibration; 90 % sets hold the class of {held:.1%} of 3,000 new points")
+print(
+    f"{len(found.bootstrap.calibration)} samples for calibration; 90 % sets hold the class of {held:.1%} of 3,000 new points"
+)
 
 # %%
 axis = torch.linspace(-3, 3, 121)
