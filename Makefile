@@ -27,6 +27,7 @@ figures: .venv/ready
 	$(BIN)/twinboot reproduce --full --out out/full
 	$(BIN)/twinboot report out/full --page docs/results
 	$(BIN)/python examples/deblur.py docs/figures/deblur.png
+	cd docs/figures && ../../$(BIN)/python ../../examples/gallery/curve.py
 
 # Without these, Linux returns the memory of each step and allocates it again, which makes a step 1.13 times as long.
 cifar10 cifar10-all ablations: export MALLOC_MMAP_THRESHOLD_ = 1073741824

@@ -1,4 +1,4 @@
-"""How the docstrings of this package become a reference: doctests are code, and arguments that share a line are apart."""
+"""How docstrings become a reference: doctests are blocks of code, and arguments that share a line are listed apart."""
 
 from __future__ import annotations
 

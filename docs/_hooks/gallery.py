@@ -67,7 +67,9 @@ def _shown(script: Path) -> Path:
     )
     if done.returncode:
         raise PluginError(f"the example {script.relative_to(ROOT)} failed:\n{done.stderr}")
-    (folder / f"{script.stem}.png").unlink(missing_ok=True)  # shown as block pictures
+    for saved in folder.glob("*.png"):  # by the script itself
+        if not saved.name.startswith(f"{script.stem}-") or "-narrow" in saved.name:
+            saved.unlink()
     return folder
 
 
@@ -99,6 +101,7 @@ def _index(pages: dict[Path, list[dict[str, object]]]) -> str:
         title, _, about = str(blocks[0]["text"]).partition("\n")
         first = about.strip().replace("\n", " ").partition(". ")[0].rstrip(".")
         [pictures, *_] = _pictures(blocks, title)
+        pictures = "\n".join(f"[{picture}]({script.stem}.md)" for picture in pictures.splitlines())
         lines = [f"-   **[{title.lstrip('# ')}]({script.stem}.md)**", pictures, f"{first}."]
         cards.append("\n\n    ".join(line.replace("\n", "\n    ") for line in lines))
     words = (

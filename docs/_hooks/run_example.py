@@ -2,8 +2,8 @@
 
 python docs/_hooks/run_example.py SCRIPT FOLDER
 
-A block ends at a line `# %%`. Its first comment lines, or the docstring of the script, are Markdown. What a block prints and
-the figures that it leaves open go to FOLDER: block.json has the text, code, output and pictures of each block.
+A block ends at a line `# %%`. Its first comment lines, or the docstring of the script, are Markdown. What a block
+prints and the figures that it leaves open go to FOLDER: blocks.json has the text, code, output and pictures of each.
 """
 
 from __future__ import annotations

@@ -23,7 +23,9 @@
       .sort((r, s) => compare(r.cells[column], s.cells[column], up ? 1 : -1))
       .forEach((row) => body.append(row));
   }
+  const short = /^[-+−]?[\d.,]+ ?%?( (to|±) [\d.,]+ ?%?)?$/; // a number, "0.85 to 1.05" or "0.97 ± 0.05": never broken
   function prepare(table) {
+    table.querySelectorAll("td").forEach((cell) => cell.classList.toggle("number", short.test(cell.textContent.trim())));
     if (!table.tHead || !table.tBodies.length || table.tBodies[0].rows.length < 4) return;
     const rows = [...table.tBodies[0].rows];
     [...table.tHead.rows[0].cells].forEach((heading, column) => {

@@ -61,18 +61,27 @@ inside = (x.abs() < 4).squeeze()
 ratio = (prediction.std[inside].square().mean() / true_std[inside].square().mean()).sqrt()
 print(f"rms error bar / rms true spread, where there are data: {ratio:.2f}")
 
+
 # %%
-figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained", sharex=True)
-left.plot(*data.tensors, ".", color="#8a8f98", ms=4, label="data")
-left.plot(x, estimate(x).detach(), color="#3b82c4", lw=2, label="the trained model")
-left.fill_between(x.squeeze(), low.squeeze(), high.squeeze(), color="#3b82c4", alpha=0.25, label="90 % interval")
-left.plot(x, others.mean(0), "--", color="#d6336c", lw=1.2, label="mean of 20 models trained on other data")
-left.set(title="A trained model with error bars", xlabel="x", ylabel="y", ylim=(-2, 3))
-right.plot(x, true_std, "--", color="#d6336c", lw=1.5, label="truth: spread of 20 models trained on other data")
-right.plot(x, prediction.std, color="#3b82c4", lw=2, label="error bar from one data set")
-right.set(title="Is the error bar of the right size?", xlabel="x", ylabel="standard deviation", ylim=(0, 0.3))
-for axes in (left, right):
-    axes.legend(loc="upper center", fontsize=8, frameon=False)
-    axes.axvspan(-5, -4, color="#8a8f98", alpha=0.12, lw=0)
-    axes.axvspan(4, 5, color="#8a8f98", alpha=0.12, lw=0)
+# Left, the model with its 90 % interval. Right, the size of the error bar. Nothing was measured in the grey parts.
+def draw(rows: int, columns: int, size: tuple[float, float]) -> None:
+    _, (left, right) = plt.subplots(rows, columns, figsize=size, layout="constrained")
+    left.plot(*data.tensors, ".", color="#8a8f98", ms=4, label="data")
+    left.plot(x, estimate(x).detach(), color="#3b82c4", lw=2, label="the trained model")
+    left.fill_between(x.squeeze(), low.squeeze(), high.squeeze(), color="#3b82c4", alpha=0.25, label="90 % interval")
+    left.plot(x, others.mean(0), "--", color="#d6336c", lw=1.2, label="mean of 20 models trained on other data")
+    left.set(title="A trained model with error bars", xlabel="x", ylabel="y", ylim=(-2, 3))
+    right.plot(x, true_std, "--", color="#d6336c", lw=1.5, label="truth: spread of 20 models trained on other data")
+    right.plot(x, prediction.std, color="#3b82c4", lw=2, label="error bar from one data set")
+    right.set(title="Is the error bar of the right size?", xlabel="x", ylabel="standard deviation", ylim=(0, 0.35))
+    for axes in (left, right):
+        axes.legend(loc="upper center", fontsize=9, frameon=False)
+        axes.axvspan(-5, -4, color="#8a8f98", alpha=0.12, lw=0)
+        axes.axvspan(4, 5, color="#8a8f98", alpha=0.12, lw=0)
+
+
+draw(2, 1, size=(5, 7))  # for a phone
+plt.savefig("curve-narrow.png", dpi=120)
+plt.close()
+draw(1, 2, size=(10, 3.8))
 plt.savefig("curve.png", dpi=120)

@@ -32,7 +32,8 @@ x, labels = test.tensors
 sets = found.estimate.predict(x).set(0.9)
 held = sets.gather(1, labels[:, None]).float().mean()
 print(
-    f"{len(found.bootstrap.calibration)} samples for calibration; 90 % sets hold the class of {held:.1%} of 3,000 new points"
+    f"{len(found.bootstrap.calibration)} samples for calibration; "
+    f"90 % sets hold the class of {held:.1%} of 3,000 new points"
 )
 
 # %%
