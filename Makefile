@@ -19,6 +19,7 @@ test: .venv/ready
 
 # The site: strict, so a dead link, a page outside the navigation or an example that fails ends the build. Two minutes.
 docs: .venv/docs
+	$(BIN)/python -m pytest -q --doctest-modules docs/_hooks
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
 
 # For the docs: docs/results and docs/figures.

@@ -54,7 +54,53 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), link
 
 
-def test_the_index_of_results_links_every_page() -> None:
+def claims(page: Path) -> list[tuple[str, str]]:
+    """Verdict and claim, as a page of results has them."""
+    return re.findall(r"<summary><strong>(.*?)\.</strong> (.*)</summary>", page.read_text())
+
+
+def test_the_index_of_results_has_every_page_with_its_claims() -> None:
     index = (ROOT / "docs/results.md").read_text()
-    pages = sorted(path.name for path in (ROOT / "docs/results").iterdir())
-    assert sorted(re.findall(r"\]\(results/([^)]*)\)", index)) == pages
+    pages = {path.name: claims(path) for path in (ROOT / "docs/results").iterdir()}
+    assert sorted(re.findall(r"\]\(results/([^)]*)\)", index)) == sorted(pages)
+    for section in index.split("\n### ")[1:]:
+        section = section.partition("\n## ")[0]
+        [name] = re.findall(r"\]\(results/([^)]*)\)", section)
+        assert sorted(re.findall(r"^- \*\*(.*?)\.\*\* (.*)$", section, re.MULTILINE)) == sorted(pages.pop(name))
+    assert [name for name, found in pages.items() if found] == []
+
+
+def nav() -> list[str]:
+    """The pages that the navigation of the site lists."""
+    listed = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    return re.findall(r"^ +- (?:.*: )?([\w/-]+\.md)$", listed, re.MULTILINE)
+
+
+def source_of(page: str) -> Path:
+    """The file that becomes a page of the site."""
+    if page in GENERATED:
+        return ROOT / GENERATED[page]
+    if page.startswith("gallery/"):
+        return ROOT / "examples" / page.replace(".md", ".py")
+    return ROOT / "docs" / page
+
+
+GENERATED = {
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+    "gallery/index.md": "examples/gallery",
+}
+
+
+def test_the_navigation_of_the_site_has_every_page_once_and_no_other() -> None:
+    pages = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]
+    examples = [f"gallery/{path.stem}.md" for path in (ROOT / "examples/gallery").glob("*.py")]
+    assert sorted(nav()) == sorted([*pages, *examples, *GENERATED])
+
+
+def test_every_page_and_file_that_the_site_names_exists() -> None:
+    assert [page for page in nav() if not source_of(page).exists()] == []
+    config = (ROOT / "mkdocs.yml").read_text()
+    named = re.findall(r"\b(?:docs/_hooks|assets)/[\w.]+\w", config)
+    assert len(named) > 6
+    assert [name for name in named if not (ROOT / name).exists() and not (ROOT / "docs" / name).exists()] == []

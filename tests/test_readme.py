@@ -18,12 +18,17 @@ ROOT = Path(__file__).parents[1]
 README = "README.md"
 RUN = {  # the number of Python blocks in each page; each is run by a test below
     README: 7,
-    "docs/loop.md": 6,
+    "docs/index.md": 1,
+    "docs/quickstart.md": 4,
+    "docs/loop.md": 7,
     "docs/fit.md": 2,
     "docs/error-bars.md": 1,
     "docs/sigma.md": 2,
     "docs/intervals.md": 1,
-    "docs/integrations.md": 3,
+    "docs/scikit-learn.md": 1,
+    "docs/lightning.md": 1,
+    "docs/huggingface.md": 1,
+    "docs/serving.md": 1,
     "docs/inverse.md": 1,
 }
 
@@ -39,6 +44,11 @@ def results() -> str:
 
 def blocks(page: str, language: str = "python") -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text(page), re.DOTALL)
+
+
+def cells(line: str) -> list[str]:
+    """Those of a row of a table."""
+    return [cell.strip() for cell in line.split("|")[1:-1]]
 
 
 def block_with(page: str, word: str) -> str:
@@ -82,7 +92,7 @@ def test_both_sides_of_the_diff_run() -> None:
 def test_the_three_lines_after_the_diff_run(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     names = after_the_loop()
-    exec(blocks(README)[0], names)
+    exec(block_with(README, "twins.estimate()"), names)
     assert names["prediction"].probs.shape[0] == len(names["dataset"])
     assert (tmp_path / "estimate.safetensors").exists()
 
@@ -95,13 +105,39 @@ def test_the_snippet_for_fit_in_the_readme_runs(monkeypatch: Any) -> None:
     assert len(names["found"].bootstrap.unseen) > 0
 
 
-def test_the_snippet_for_error_bars_in_the_readme_runs(monkeypatch: Any) -> None:
+@pytest.mark.parametrize("page", [README, "docs/index.md"])
+def test_the_first_snippet_for_error_bars_runs(page: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(twinboot, "error_bars", partial(error_bars, progress=False))
     names = scope()
-    exec(block_with(README, "import error_bars"), names)
-    x = names["dataset"].tensors[0]
+    x = names["x"] = names["dataset"].tensors[0]
+    exec(block_with(page, "import error_bars"), names)
     assert torch.equal(names["estimate"](x), names["model"](x))
-    assert (names["estimate"].predict(x).std > 0).all()
+    assert (names["prediction"].std > 0).all()
+
+
+def test_the_quickstart_runs_and_small_error_bars_mean_right_answers(
+    tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(twinboot, "error_bars", partial(error_bars, progress=False))
+    names: dict[str, Any] = {}
+    for block in blocks("docs/quickstart.md"):
+        exec(block, names)
+    small, large = (float(number) for number in re.findall(r"accuracy ([\d.]+)", capsys.readouterr().out))
+    assert small > 0.95  # nearly all
+    assert large < 0.8  # many are wrong
+    assert torch.equal(names["estimate"].module(names["x"]), names["model"](names["x"]))
+
+
+def test_the_snippet_for_serving_runs(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = after_the_loop()
+    names["estimate"] = names["twins"].estimate()
+    names["estimate"].task = "classification"
+    exec(block_with("docs/serving.md", "Estimate.load"), names)
+    assert type(names["plain"]) is type(names["model"])
+    assert names["labels"].shape == names["prediction"].labels.shape
+    assert (tmp_path / "weights.pt").exists()
 
 
 def test_the_snippet_for_error_bars_runs(tmp_path: Path, monkeypatch: Any) -> None:
@@ -118,8 +154,10 @@ def test_the_snippet_for_error_bars_runs(tmp_path: Path, monkeypatch: Any) -> No
 
 def test_the_snippets_for_a_loop_run(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    predict, weighted, divided, pooled, stacked, resume = blocks("docs/loop.md")
-    names = after_the_loop()
+    whole, predict, weighted, divided, pooled, stacked, resume = blocks("docs/loop.md")
+    names = scope()
+    exec(whole, names)
+    names["x"] = names["dataset"].tensors[0]
     exec(predict, names)
     assert (tmp_path / "estimate.safetensors").exists()
     assert (names["low"] < names["high"]).all()
@@ -193,7 +231,7 @@ def test_the_snippet_for_inverse_problems_runs(page: str, monkeypatch: Any) -> N
     assert names["found"].field.shape == (30, 30)
 
 
-@pytest.mark.parametrize("page", [README, "docs/integrations.md"])
+@pytest.mark.parametrize("page", [README, "docs/scikit-learn.md"])
 def test_the_snippet_for_scikit_learn_runs(page: str) -> None:
     pytest.importorskip("sklearn", reason="the extra sklearn is not installed")
     x = torch.randn(300, 2, generator=torch.Generator().manual_seed(0)).numpy()
@@ -220,42 +258,33 @@ def test_the_results_are_those_of_the_generated_pages() -> None:
 
 
 POOLED = "Twin-Boot with pooled gradients"
-LABELS = {  # in the tables for readers: in docs/results
-    README: {
-        "Twin-Boot, `fit(spread=0)`": "Twin-Boot",
-        f"{POOLED} and dropout": f"{POOLED} and dropout",
-        "MC dropout": "MC dropout",
-        "MC dropout with weight averaging": "MC dropout, averaged",
-        "IVON": "IVON",
-    },
-    "docs/experiments.md": {
-        "Twin-Boot, with counts (default of `fit`)": "Twin-Boot",
-        "Twin-Boot, with repeated samples": "Twin-Boot with draws",
-        POOLED: POOLED,
-        f"{POOLED} and dropout": f"{POOLED} and dropout",
-        "the same, 23 epochs instead of 24": f"{POOLED} and dropout, 0.958 times as long",
-        "single model with a hold-out": "single, best loss on a hold-out",
-        "the same with a temperature": "single, best loss, temperature by the hold-out",
-        "single model with a hold-out and weight averaging": "single, averaged, best loss on a hold-out",
-        "ensemble of two": "ensemble of 2",
-        "SWA": "SWA",
-        "MC dropout": "MC dropout",
-        "IVON": "IVON",
-        "MC dropout with weight averaging": "MC dropout, averaged",
-        "the same, 1.4 times as long": "MC dropout, averaged, 1.4 times as long",
-    },
+LABELS = {  # in the table for readers: in docs/results
+    "Twin-Boot, with counts (default of `fit`)": "Twin-Boot",
+    "Twin-Boot, with repeated samples": "Twin-Boot with draws",
+    POOLED: POOLED,
+    f"{POOLED} and dropout": f"{POOLED} and dropout",
+    "the same, 23 epochs instead of 24": f"{POOLED} and dropout, 0.958 times as long",
+    "single model with a hold-out": "single, best loss on a hold-out",
+    "the same with a temperature": "single, best loss, temperature by the hold-out",
+    "single model with a hold-out and weight averaging": "single, averaged, best loss on a hold-out",
+    "ensemble of two": "ensemble of 2",
+    "SWA": "SWA",
+    "MC dropout": "MC dropout",
+    "IVON": "IVON",
+    "MC dropout with weight averaging": "MC dropout, averaged",
+    "the same, 1.4 times as long": "MC dropout, averaged, 1.4 times as long",
 }
 
 
-@pytest.mark.parametrize("page", LABELS)
-def test_the_results_on_images_are_those_of_the_generated_page(page: str) -> None:
-    [told] = re.findall(r"\n(\| \| accuracy \| NLL \| ECE \| time \|\n.*?)\n\n", text(page), re.DOTALL)
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in told.splitlines()[2:]]
+def test_the_results_on_images_are_those_of_the_generated_page() -> None:
+    page = text("docs/experiments.md")
+    [told] = re.findall(r"\n(\| \| accuracy \| NLL \| ECE \| time \|\n.*?)\n\n", page, re.DOTALL)
+    rows = [cells(line) for line in told.splitlines()[2:]]
     [table] = re.findall(r"\ncifar10-5k, .*?\n\n(.*?)\n\n", results(), re.DOTALL)
     found = {line.split(" | ")[0]: line.split(" | ") for line in table.splitlines()}
-    assert [label for label, *_ in rows] == list(LABELS[page])
+    assert [label for label, *_ in rows] == list(LABELS)
     for label, *numbers in rows:
-        row = found[f"| {LABELS[page][label]}"]
+        row = found[f"| {LABELS[label]}"]
         assert [row[1], row[2], row[4], row[-2]] == numbers
 
 
@@ -267,7 +296,7 @@ def test_the_limits_are_those_of_the_generated_page() -> None:
     assert f"AUROC {dict(rows)['Twin-Boot']}" in text(README)
 
 
-@pytest.mark.parametrize("page", [README, "docs/integrations.md"])
+@pytest.mark.parametrize("page", [README, "docs/huggingface.md"])
 def test_the_snippet_for_hugging_face_runs(page: str, tmp_path: Path, monkeypatch: Any) -> None:
     pytest.importorskip("peft", reason="the extra huggingface is not installed")
     from sentences import arguments, bert, sentences
@@ -289,7 +318,7 @@ def test_the_snippet_for_hugging_face_runs(page: str, tmp_path: Path, monkeypatc
         assert all(sigma > 0 for sigma in names["estimate"].sigma.values())
 
 
-@pytest.mark.parametrize("page", [README, "docs/integrations.md"])
+@pytest.mark.parametrize("page", [README, "docs/lightning.md"])
 def test_the_snippet_for_lightning_runs(page: str) -> None:
     pl = pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
 
@@ -315,15 +344,77 @@ def test_the_snippet_for_lightning_runs(page: str) -> None:
     assert all(sigma > 0 for sigma in names["twins"].twins.sigma.values())
 
 
-def test_the_sizes_of_error_bars_are_those_of_the_generated_page() -> None:
-    page = (ROOT / "docs" / "results" / "truth-fashion.md").read_text()
-    readme = " ".join((ROOT / README).read_text().split())
-    ranges = {}
-    for name in ("fit", "error_bars"):
-        found = re.search(rf"The spread of {name} is .*</summary>\n\nIn \d+ of 12: (.*)", page)
-        assert found
-        means = re.findall(r"(\d\.\d\d) ±", found[1])
-        assert len(means) == 12
-        ranges[name] = f"{min(means)} to {max(means)} times"
-    assert f"`error_bars` spreads predictions by {ranges['error_bars']}" in readme
-    assert f"`fit` by {ranges['fit']}" in readme
+TRUTH = ("truth-fashion", "truth", "truth-protein")
+METHODS = {  # in the tables for readers: in docs/results
+    "`error_bars`": "error_bars",
+    "`fit`": "fit",
+    "MC dropout": "MC dropout",
+    "MC dropout with weight averaging": "MC dropout, averaged",
+    "ensemble of two": "ensemble of 2",
+    "two bootstrap samples": "bootstrap of 2",
+    "Laplace, last layer": "Laplace, last layer",
+}
+
+
+def scores(method: str, score: str, *pages: str) -> list[float]:
+    """The score of a method for each size of the data and learning rate, on pages of `twinboot truth`."""
+    found, heading = [], list[str]()
+    for line in "\n".join(text(f"docs/results/{page}.md") for page in pages).splitlines():
+        if line.startswith("|  | sets"):
+            heading = cells(line)
+        elif line.startswith(f"| {method} |") and cells(line)[heading.index(score)]:
+            found.append(float(cells(line)[heading.index(score)].split(" ±")[0]))
+    return found
+
+
+def as_range(values: list[float], digits: int) -> str:
+    return f"{min(values):.{digits}f} to {max(values):.{digits}f}"
+
+
+@pytest.mark.parametrize("page", [README, "docs/index.md"])
+def test_the_sizes_of_error_bars_are_those_of_the_generated_pages(page: str) -> None:
+    [told] = re.findall(r"\n\| \| images \| .*?\n\n", text(page), re.DOTALL)
+    rows = [cells(line) for line in told.strip().splitlines()[2:]]
+    assert len(rows) == 5
+    for label, *sizes, seconds in rows:
+        assert sizes == [as_range(scores(METHODS[label], "spread ratio", page), 2) for page in TRUTH]
+        assert seconds == as_range(scores(METHODS[label], "time (plain = 1)", *TRUTH), 1)
+
+
+def test_the_comparison_of_methods_is_that_of_the_generated_pages() -> None:
+    tree, table = text("docs/which-method.md").split("\n| method | needs |")
+    for label, _, size, covered, seconds in map(cells, table.partition("\n\n")[0].splitlines()[2:]):
+        assert size == as_range(scores(METHODS[label], "spread ratio", *TRUTH), 2)
+        shares = [100 * share for share in scores(METHODS[label], "in 90% interval", *TRUTH)]
+        assert covered == as_range(shares, 0) + " %"
+        assert seconds == as_range(scores(METHODS[label], "time (plain = 1)", *TRUTH), 1)
+    laplace = ("Laplace, last layer", "spread ratio")
+    told = [
+        as_range(scores(*laplace, TRUTH[0]), 2),
+        as_range(scores(*laplace, *TRUTH[1:]), 2),
+        *(
+            as_range(scores(METHODS[label], "spread ratio", *TRUTH), 2)
+            for label in ("ensemble of two", "two bootstrap samples")
+        ),
+        as_range(scores("MC dropout", "spread ratio", *TRUTH), 2),
+    ]
+    assert re.findall(r"\d\.\d\d to \d\.\d\d", " ".join(tree.split())) == told
+
+
+def test_the_benchmarks_are_those_of_the_generated_pages() -> None:
+    tables = re.findall(r"\n(\| method \| spread / truth, smallest .*?)\n\n", text("docs/benchmarks.md"), re.DOTALL)
+    for page, table in zip(TRUTH, tables, strict=True):
+        heading, _, *rows = map(cells, table.splitlines())
+        for method, *numbers in rows:
+            spread = scores(method, "spread ratio", page)
+            expected = [f"{min(spread):.2f}", f"{max(spread):.2f}"] if spread else ["", ""]
+            for score in ("rank correlation", "in 90% interval", heading[5], "time (plain = 1)"):
+                found = scores(method, score, page)
+                digits = 3 if score == heading[5] else 2
+                expected.append(f"{sum(found) / len(found):.{digits}f}" if found else "")
+            assert numbers == expected
+
+
+def test_the_summary_of_error_bars_is_that_of_the_generated_page() -> None:
+    told = " ".join(text("docs/experiments.md").split())
+    assert f"The spread of `error_bars` is {as_range(scores('error_bars', 'spread ratio', TRUTH[0]), 2)} times" in told

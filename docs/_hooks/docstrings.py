@@ -20,15 +20,10 @@ class Docstrings(Extension):
 def rewritten(text: str) -> str:
     """The docstring as the parser for Google's style expects it.
 
-    >>> print(rewritten("Args:\\n    a, b: as in fit.\\n\\n>>> 1 + 1\\n2"))
-    Args:
-        a: as in fit.
-        b: as in fit.
-    <BLANKLINE>
-    ```pycon
-    >>> 1 + 1
-    2
-    ```
+    >>> rewritten("Args:\\n    a, b: as in fit.")
+    'Args:\\n    a: as in fit.\\n    b: as in fit.'
+    >>> rewritten(">>> 1 + 1\\n2")
+    '```pycon\\n>>> 1 + 1\\n2\\n```'
     """
     text = TOGETHER.sub(lambda m: "\n".join(f"{m[1]}{name}: {m[3]}" for name in m[2].split(", ")), text)
     return DOCTEST.sub(lambda m: f"```pycon\n{m[0]}\n```", text)

@@ -9,12 +9,14 @@ from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
 PICTURE = re.compile(r'<img [^>]*?src="([^"#]+)[^"]*"[^>]*>')
-LINK = re.compile(r"<a .*?</a>", re.DOTALL)
+DONE = re.compile(
+    r"<(a|picture)\b.*?</\1>", re.DOTALL
+)  # which link elsewhere, or choose a picture by the width of the page
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    linked = {found.span() for link in LINK.finditer(content) for found in PICTURE.finditer(content, *link.span())}
+    done = {found.span() for part in DONE.finditer(content) for found in PICTURE.finditer(content, *part.span())}
     return PICTURE.sub(
-        lambda found: found[0] if found.span() in linked else f'<a class="figure" href="{found[1]}">{found[0]}</a>',
+        lambda found: found[0] if found.span() in done else f'<a class="figure" href="{found[1]}">{found[0]}</a>',
         content,
     )

@@ -12,8 +12,10 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
@@ -41,7 +43,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def _place_in(config: MkDocsConfig) -> object:
+def _place_in(config: MkDocsConfig) -> Callable[[Path], int]:
     """A function that sorts scripts as the navigation does."""
     listed = json.dumps(config.nav)
     return lambda script: listed.find(f"gallery/{script.stem}.md")
@@ -73,7 +75,7 @@ def _shown(script: Path) -> Path:
     return folder
 
 
-def _page(script: Path, blocks: list[dict[str, object]]) -> str:
+def _page(script: Path, blocks: list[dict[str, Any]]) -> str:
     """The title and what the example is about, then its pictures, then its code."""
     title, _, about = str(blocks[0]["text"]).partition("\n")
     parts = [title, about.strip(), *_pictures(blocks, title)]
@@ -87,7 +89,7 @@ def _page(script: Path, blocks: list[dict[str, object]]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _pictures(blocks: list[dict[str, object]], title: str) -> list[str]:
+def _pictures(blocks: list[dict[str, Any]], title: str) -> list[str]:
     names = [name for block in blocks for name in block["pictures"]]
     return [
         f"![{title.lstrip('# ')}]({name}.png#only-light)\n![{title.lstrip('# ')}]({name}-dark.png#only-dark)"
@@ -95,7 +97,7 @@ def _pictures(blocks: list[dict[str, object]], title: str) -> list[str]:
     ]
 
 
-def _index(pages: dict[Path, list[dict[str, object]]]) -> str:
+def _index(pages: dict[Path, list[dict[str, Any]]]) -> str:
     cards = []
     for script, blocks in pages.items():
         title, _, about = str(blocks[0]["text"]).partition("\n")

@@ -13,6 +13,7 @@ import io
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
@@ -22,7 +23,7 @@ from matplotlib.figure import Figure
 
 # Text and background of figures, on light and on dark pages: the colours of twinboot.experiments.plots.
 LIGHT, DARK = {"ink": "#222222", "paper": "#ffffff"}, {"ink": "#e6e6e6", "paper": "#1e2129"}
-STYLE = {
+STYLE: Any = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), LIGHT["ink"]),
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -64,8 +65,8 @@ def darken(figure: Figure) -> None:
 
 
 def run(script: Path, folder: Path) -> None:
-    names = {"__name__": "__main__"}
-    found = []
+    names: dict[str, Any] = {"__name__": "__main__"}
+    found: list[dict[str, object]] = []
     for text, code in split(script.read_text(encoding="utf-8")):
         said = io.StringIO()
         with contextlib.redirect_stdout(said):
