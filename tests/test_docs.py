@@ -101,6 +101,6 @@ def test_the_navigation_of_the_site_has_every_page_once_and_no_other() -> None:
 def test_every_page_and_file_that_the_site_names_exists() -> None:
     assert [page for page in nav() if not source_of(page).exists()] == []
     config = (ROOT / "mkdocs.yml").read_text()
-    named = re.findall(r"\b(?:docs/_hooks|assets)/[\w.]+\w", config)
+    named = re.findall(r"\b(?:docs/_hooks|assets)/[\w.-]+\w", config)
     assert len(named) > 6
     assert [name for name in named if not (ROOT / name).exists() and not (ROOT / "docs" / name).exists()] == []

@@ -85,7 +85,10 @@ def _page(script: Path, blocks: list[dict[str, Any]]) -> str:
         parts.append(f"```python\n{block['code']}\n```")
         if block["output"]:
             parts.append(f'```text title="prints"\n{str(block["output"]).rstrip()}\n```')
-    parts.append(f"*Run when this site was built. To run it yourself: `python {script.relative_to(ROOT)}`.*")
+    parts.append(
+        "*Run when this site was built. To run it yourself, with the extra `docs`: "
+        f"`python {script.relative_to(ROOT)}`.*"
+    )
     return "\n\n".join(parts) + "\n"
 
 

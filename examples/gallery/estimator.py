@@ -11,7 +11,7 @@ from torch import nn
 
 from twinboot import Bootstrap, Twins
 
-N, RUNS, STEPS = 100, 150, 12
+N, RUNS, STEPS = 100, 100, 12
 
 
 class Mean(nn.Module):
@@ -38,7 +38,7 @@ def sigma2(size: int, seed: int) -> tuple[float, float]:
 
 
 # %%
-# For three sizes of the group, 150 data sets each:
+# For three sizes of the group, 100 data sets each:
 found = {}
 for size in (2, 20, 200):
     pairs = torch.tensor([sigma2(size, seed) for seed in range(RUNS)])

@@ -18,7 +18,7 @@ def measure(number: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 X, y = measure(600)
-model = TwinBootRegressor(epochs=120, random_state=0).fit(X, y)
+model = TwinBootRegressor(epochs=60, random_state=0).fit(X, y)
 
 # %%
 # The share of 2,000 new measurements inside the intervals:
