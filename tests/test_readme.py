@@ -227,7 +227,7 @@ def test_the_snippet_for_inverse_problems_runs(page: str, monkeypatch: Any) -> N
     kernel = torch.randn(50, 900, generator=torch.Generator().manual_seed(0))
     names = {"torch": torch, "operator": lambda field: kernel @ field.flatten(), "measurements": kernel.mean(1)}
     monkeypatch.setattr(twinboot, "invert", partial(invert, steps=5))
-    exec(block_with(page, "import Smooth, invert"), names)
+    exec(block_with(page, "import GaussianProcess, invert"), names)
     assert names["found"].field.shape == (30, 30)
 
 

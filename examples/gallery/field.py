@@ -7,7 +7,7 @@ one standard deviation per cell. It is large where nothing was measured.
 import matplotlib.pyplot as plt
 import torch
 
-from twinboot import Near, Smooth, invert
+from twinboot import GaussianProcess, invert
 
 SIZE = 24
 random = torch.Generator().manual_seed(0)
@@ -22,12 +22,12 @@ kernels /= kernels.sum(1, keepdim=True)
 measurements = kernels @ truth.flatten() + 0.05 * torch.randn(60, generator=random)
 
 # %%
-# What is known of the field: neighbours are alike, and values are within a few units of 0.
+# What is known of the field: it is smooth, and near 0 where nothing is measured. How smooth, the measurements decide.
 found = invert(
     lambda field: kernels @ field.flatten(),
     measurements,
     torch.zeros(SIZE, SIZE),
-    prior=[Smooth(order=1), Near(std=2.0)],
+    prior=GaussianProcess(),
     rounds=20,
 )
 low, high = found.interval(0.9)

@@ -10,7 +10,7 @@ from .groups import Blocks
 from .inverse.inversion import Inversion
 from .inverse.invert import invert
 from .inverse.operators import Dense
-from .inverse.priors import Edges, Near, Residuals, Smooth
+from .inverse.priors import Edges, GaussianProcess, Near, Residuals, Smooth
 from .training.control import ControlledTwins
 from .training.error_bars import error_bars
 from .training.fit import Fit, fit
@@ -28,6 +28,7 @@ __all__ = [
     "Edges",
     "Estimate",
     "Fit",
+    "GaussianProcess",
     "Inversion",
     "Near",
     "PairedLoader",

@@ -9,7 +9,20 @@ import torch
 from loops import assert_same_bits, seeded
 from torch import Tensor
 
-from twinboot import Blocks, Bootstrap, Dense, Edges, Inversion, Near, Protocol, Residuals, Smooth, invert, resets
+from twinboot import (
+    Blocks,
+    Bootstrap,
+    Dense,
+    Edges,
+    GaussianProcess,
+    Inversion,
+    Near,
+    Protocol,
+    Residuals,
+    Smooth,
+    invert,
+    resets,
+)
 
 CELLS, NOISE, WEIGHT, STD = 12, 0.5, 4.0, 2.0
 PRIORS = [Smooth(order=1, weight=WEIGHT), Near(std=STD)]
@@ -96,16 +109,17 @@ def test_near_is_about_the_initial_field() -> None:
 
 
 @pytest.mark.parametrize("shape", [(40,), (8, 9), (4, 5, 6)])
-def test_weight_order_and_noise_are_found_for_fields_of_one_to_three_dimensions(shape: tuple[int, ...]) -> None:
+def test_weight_length_and_noise_are_found_for_fields_of_one_to_three_dimensions(shape: tuple[int, ...]) -> None:
     cells = math.prod(shape)
     matrix = torch.randn(3 * cells, cells, generator=seeded(1))
     place = torch.linspace(0, 3, cells).view(shape)
     observed = matrix @ place.sin().flatten() + 0.5 * torch.randn(3 * cells, generator=seeded(2))
-    found = invert(lambda v: matrix @ v.flatten(), observed, torch.zeros(shape), prior=Smooth(), rounds=2)
+    found = invert(lambda v: matrix @ v.flatten(), observed, torch.zeros(shape), prior=GaussianProcess(), rounds=2)
     assert found.field.shape == found.sigma.shape == shape
     [prior] = found.prior
-    assert isinstance(prior, Smooth)
-    assert prior.order in (1, 2, 3)
+    assert isinstance(prior, GaussianProcess)
+    assert prior.length in found.history["length"]
+    assert prior.std is not None
     assert isinstance(prior.weight, float)
     assert len(found.history["weight"]) == len(found.history["unseen"]) > 10
     assert found.noise_std is not None
@@ -126,6 +140,37 @@ def test_intervals_hold_the_share_of_cells_that_they_say_of_fields_from_the_prio
         [prior] = found.prior
         assert 1 / 10 < float(prior.weight) * 0.09 < 10
     assert abs(torch.stack(held).mean() - 0.9) < 4 * 0.02
+
+
+def test_the_length_of_a_gaussian_process_is_found_with_its_std_given_or_not() -> None:
+    """A field from the prior itself, 24 x 24 cells with a length of 3 and a standard deviation of 2, seen through noise
+    of 1. It has about (24 / 6)^2 = 16 independent parts, so its standard deviation is known to 18 %."""
+    shape, prior = (24, 24), GaussianProcess(length=3.0)
+    kernel = prior.spectrum(shape)
+    white = torch.randn(1, *shape, generator=seeded(0))
+    truth = 2 * kernel.components(white / kernel.values.sqrt().to(white), back=True)[0]
+    observed = truth + torch.randn(shape, generator=seeded(1))
+    for std in (None, 2.0):
+        found = invert(lambda v: v.flatten(), observed.flatten(), torch.zeros(shape), prior=GaussianProcess(std=std))
+        [chosen] = found.prior
+        assert isinstance(chosen, GaussianProcess)
+        assert chosen.length in (1.5, 3.0, 6.0)  # 12 was tried too
+        assert chosen.std is not None
+        assert chosen.std == std if std else abs(math.log(chosen.std / 2)) < 4 * 0.18
+
+
+def test_measurements_that_depend_on_each_other_keep_the_weight_of_cross_validation() -> None:
+    """Each measurement is there four times. To the evidence these are four, and to folds of clusters one."""
+    truth = torch.linspace(0, 6, 40).sin()
+    once = truth + 0.5 * torch.randn(40, generator=seeded(0))
+    options: Any = {"prior": GaussianProcess(length=8.0), "rounds": 1}
+    clustered = Bootstrap(160, clusters=torch.arange(40).repeat(4))
+    found = invert(lambda v: v.repeat(4), once.repeat(4), torch.zeros(40), bootstrap=clustered, **options)
+    [prior], tried = found.prior, found.history
+    best = tried["weight"][tried["unseen"].index(min(tried["unseen"]))]
+    assert found.noise_std is not None
+    assert abs(math.log10(float(prior.weight) / best)) < 1  # in units of the noise it is the same
+    assert (found.field - truth).square().mean() < (once - truth).square().mean()
 
 
 def test_sigma_has_a_group_or_each_cell_its_own() -> None:

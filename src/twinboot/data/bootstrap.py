@@ -156,6 +156,11 @@ class Bootstrap:
         """
         return 1 / math.sqrt(self.parts)
 
+    @property
+    def independent(self) -> bool:
+        """Whether samples are drawn one by one, and not in clusters or blocks."""
+        return self._arguments["clusters"] is None and self._arguments["block"] is None
+
     def folds(self, number: int) -> Tensor:
         """Parts of the samples for cross-validation [parts, n], True where a sample is in the part. Clusters and blocks
         are not divided. There are fewer parts if there are fewer units."""

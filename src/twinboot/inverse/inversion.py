@@ -26,7 +26,7 @@ class Inversion:
     Without a prior, `history` has one value per check for each of these: "step", "train" (the mean loss of the noisy
     twins before the step), "unseen" (the loss of the twins' mean on the out-of-bag measurements, after the step) and
     "sigma" (of the twins, as root mean square over the field). With a prior it has one value for each weight that was
-    tried: "weight", "order" (of `Smooth`) and "unseen".
+    tried: "weight", "length" (of `GaussianProcess`) and "unseen".
 
     Attributes:
         field: without a prior, the mean of the twins at `best_step`. With one, the mode of the posterior from all

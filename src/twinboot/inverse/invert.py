@@ -6,7 +6,7 @@
 a network. About 13.5 % of the measurements are in neither sample. Their loss rises when the twins begin to fit noise,
 so the result is the state of the last step at which the twins' mean clearly predicted them better than before.
 
-With a prior, no early stop is needed: the prior is sampled by each twin, its weight is chosen by cross-validation, and
+With a prior, no early stop is needed: the prior is sampled by each twin, its weight is found from the measurements, and
 each twin goes to its minimum (`posterior.py`).
 """
 
@@ -77,9 +77,9 @@ def invert(
             measurements in its bootstrap sample.
         observed: the measurements, in the shape that `forward` returns. The bootstrap resamples its first axis.
         initial: where the search starts; a tensor with any number of dimensions.
-        prior: what is known of the field: `Smooth()`, `Near(std=...)`, `Edges(...)`, a function from the field to
-            residuals, or several of these. Each twin samples it, so that sigma is right where little is measured. The
-            field is then the mode of the posterior from all measurements.
+        prior: what is known of the field: `GaussianProcess()`, `Smooth()`, `Near(std=...)`, `Edges(...)`, a function
+            from the field to residuals, or several of these. Each twin samples it, so that sigma is right where little
+            is measured. The field is then the mode of the posterior from all measurements.
         rounds: with a prior, how often the sample and the noise of each twin are drawn anew. Each round gives a draw
             from the posterior for each twin. Sigma is then known for each cell: with 20 rounds of two twins to 11 %.
             With 0, the two twins alone give a sigma for each block of cells.
@@ -156,7 +156,7 @@ def invert(
         posterior = Posterior(data, initial.detach(), bootstrap, priors, noise, solve, seed, follow.say)
         return _summarize(posterior, int(rounds), keep_draws, protocol.groups, follow)
     if rounds or noise_std is not None or keep_draws is not None:
-        raise ValueError("rounds, noise_std and keep_draws need a prior, such as prior=Smooth().")
+        raise ValueError("rounds, noise_std and keep_draws need a prior, such as prior=GaussianProcess().")
     if bootstrap.kind == "parametric":
         raise ValueError('kind="parametric" needs a prior: without one, the noise of the measurements is not known.')
     return _train(

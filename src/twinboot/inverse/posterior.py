@@ -11,11 +11,21 @@ the derivatives of F and r, e the residuals and H = A'A / s^2 + weight R'R.
 
 The order of things:
 
-    1. The weight, by cross-validation. The measurements are divided into five parts. For each part, the field with the
-       lowest loss without noise (c = 1, xi = 0) is found from the others. This is done for one weight after another,
-       from the largest down, and each search starts at the last one's result. The weight with which the fields predict
-       the parts best that they have not seen is chosen. For a linear problem these fields are means of all draws.
-    2. The field: the same with all measurements. The noise s follows from its residuals.
+    1. A first weight, by cross-validation. The measurements are divided into five parts. For each part, the field with
+       the lowest loss without noise (c = 1, xi = 0) is found from the others. This is done for one weight after
+       another, from the largest down, and each search starts at the last one's result. The weight with which the fields
+       predict the parts best that they have not seen is chosen. The length of a Gaussian process is the shortest one
+       that is not clearly worse than a longer one: away from the measurements it claims least.
+    2. The field: the same with all measurements. Noise and, for a Gaussian process, the weight are refined together, so
+       that they are the most probable ones (the evidence, MacKay 1992): with p the effective number of parameters, how
+       many numbers the measurements determine,
+
+           s^2 = |y - F(v)|^2 / (n - p)        weight = p / |r(v)|^2
+
+       Why: cross-validation asks for the best field. Over a decade of weights it is nearly as good, but sigma is not.
+       The weight of the evidence is that of error bars of the right size. If it predicts unseen measurements clearly
+       worse, or if the formula does not hold (several priors, measurements that depend on each other), the weight of
+       cross-validation stays.
     3. Draws: in each round a draw for each twin, with another sample and another xi.
 
 Why not by the out-of-bag measurements of two twins: those are 13.5 % of all, and the weight that predicts them best
@@ -28,11 +38,13 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._core import seeds
+from .._core.checks import is_number
 from ..data.bootstrap import Bootstrap
 from ..training import optimizers
 from .measurements import Stacked
@@ -49,7 +61,10 @@ FOLDS = 5  # parts for cross-validation: each field is from 80 % of the measurem
 # Numbers in a stack of fields and their measurements. More draws at once are quicker, until they leave the cache.
 AT_ONCE = 2**18
 WARM = 0.05  # of the steps of the user's optimizer, for a search that starts near its end
-SETTLE = 3  # searches to find the noise that goes with a given weight
+SETTLE = 6  # searches at most for the noise, or for noise and weight, that go with the field
+SETTLED = 0.03  # relative change from one to the next that ends it: far below the error of p
+TOO_MUCH = 1.25  # times the loss of unseen measurements is the price that error bars of the right size may have
+AGAIN = 100.0  # times the last candidate's weight is where the search for the next one's begins
 SMALLEST_NOISE = 1e-6  # in units of the measurements; below are rounding errors of single precision
 
 Solve = Callable[["Loss", Tensor, bool], Tensor]  # of a loss, from fields [members, ...], near its minimum or not
@@ -131,16 +146,25 @@ class Posterior:
     ) -> None:
         self.data, self.initial, self.bootstrap, self.seed, self.say = data, initial, bootstrap, seed, say
         self.given, self.solve = noise, solve
-        self.history: dict[str, list[float]] = {"weight": [], "order": [], "unseen": []}
+        self.history: dict[str, list[float]] = {"weight": [], "length": [], "unseen": []}
         self.used = torch.ones(1, data.n, dtype=initial.dtype, device=initial.device)
         self.used[:, bootstrap.calibration.to(initial.device)] = 0  # these are set aside
+        self.folds = bootstrap.folds(FOLDS).to(self.used)
         run: Forward = lambda fields: data.predict(fields, self.used)  # noqa: E731
         self.curvature = mean_square_derivative(run, initial, seeds.derive(seed, "probes"))
         if not self.curvature > 0:
             raise ValueError("forward has no derivative at the initial field: start elsewhere.")
-        chosen = [self._choose(terms) for terms in self._kinds(priors)]
-        self.terms, ratios, start, noise, _ = min(chosen, key=lambda one: one[-1])
-        self.field, self.noise = self._settle(ratios, start, noise)
+        kinds = list(self._kinds(priors))
+        best = lowest = self._choose(kinds[0], None, len(kinds) > 1)
+        for terms in kinds[1:]:
+            found = self._choose(terms, lowest, True)
+            if clearly_lower(lowest.losses, found.losses):
+                break
+            best, lowest = found, min(lowest, found, key=lambda one: one.unseen)
+        self.terms = best.terms
+        self.field, self.noise, ratios = self._settle(best, self._has_evidence(best.terms))
+        if ratios != best.ratios and self._predicts_worse(ratios, best):
+            self.field, self.noise, ratios = self._settle(best, False)
         self.weights = _weights(self.terms, ratios, self.noise)
 
     @property
@@ -152,16 +176,19 @@ class Posterior:
         for kind in product(*(prior.candidates(self.initial) for prior in priors)):
             yield [Term(prior, self.initial, self.seed) for prior in kind]
 
-    def _choose(self, terms: list[Term]) -> tuple[list[Term], list[float], Tensor, float, float]:
-        """Weights times noise^2 with the lowest loss of unseen measurements, a field, the noise, and that loss."""
+    def _choose(self, terms: list[Term], last: _Candidate | None, several: bool) -> _Candidate:
+        """The weights with the lowest loss of unseen measurements, each sought in turn."""
         noise = self.given or self.data.unit
         searched = [k for k, term in enumerate(terms) if term.prior.weight == "unseen"]
         # While one weight is sought, those that come later are small.
         ratios = [1e-6 * self._largest(term) for term in terms]
-        field, loss = self.initial, math.inf
+        found = _Candidate(terms, ratios, self.initial.expand(len(self.folds), *self.initial.shape), noise)
         for k in searched:
-            field, noise, loss = self._descend(terms, ratios, k, field, noise)
-        return terms, ratios, field, noise, loss
+            first = self._largest(terms[k]) if last is None else min(self._largest(terms[k]), AGAIN * last.ratios[k])
+            found = self._descend(found, k, first)
+        for attempt in range(0 if searched or not several else 2):  # the first shows the noise
+            found = self._look(found, 0, found.ratios[0], attempt > 0)
+        return found
 
     def _largest(self, term: Term) -> float:
         """A weight, in units of 1 / noise^2, at which the field is as the prior says, wherever it is measured."""
@@ -171,51 +198,47 @@ class Posterior:
         positive = values[values > 1e-9 * values.max()]
         return 10 * self.curvature / positive.min().item()
 
-    def _descend(
-        self, terms: Sequence[Term], ratios: list[float], k: int, start: Tensor, noise: float
-    ) -> tuple[Tensor, float, float]:
-        """From the largest weight of prior k down to one that is too small, then a finer look around the best.
-        `ratios` are weights times noise^2; that of prior k is set to the best."""
-        folds = self.bootstrap.folds(FOLDS).to(self.used)
-        best: tuple[float, Tensor, Tensor, float] | None = None
-
-        def look(ratio: float, fields: Tensor, near: bool) -> tuple[Tensor, Tensor]:
-            nonlocal best, noise
-            ratios[k] = ratio
-            weights = _weights(terms, ratios, noise)
-            fields = self.solve(self._loss(terms, weights, noise, self.used * (1 - folds)), fields, near)
-            losses = self._unseen(fields, folds)
-            unseen = losses.mean().item()
-            noise = self.given or self.data.unit * max(math.sqrt(unseen), SMALLEST_NOISE)
-            order = getattr(terms[k].prior, "order", math.nan)
-            for name, value in (("weight", weights[k]), ("order", order), ("unseen", self.data.unit**2 * unseen)):
-                self.history[name].append(value)
-            self.say(f"{terms[k].prior!r}: weight {weights[k]:.3g}, unseen {self.data.unit**2 * unseen:.4g}")
-            if best is None or unseen < best[2].mean().item():
-                best = (ratio, fields, losses, noise)
-            return fields, losses
-
-        ratio, step = self._largest(terms[k]), 10 ** terms[k].prior.decades
-        fields, lowest, worse, flat = start.expand(len(folds), *start.shape), math.inf, 0, 0
-        first: float | None = None
-        for number in range(MOST):
-            fields, losses = look(ratio, fields, number > 0 or start is not self.initial)
-            assert best is not None
-            worse = worse + 1 if clearly_lower(best[2], losses) else 0
-            unseen = losses.mean().item()
-            first = unseen if first is None else first
+    def _descend(self, start: _Candidate, k: int, ratio: float) -> _Candidate:
+        """From a large weight of prior k down to one that is too small, then a finer look around the best."""
+        last = best = self._look(start, k, ratio, k > 0)
+        step = 10 ** start.terms[k].prior.decades
+        first = lowest = last.unseen
+        worse = flat = 0
+        for _ in range(MOST - 1):
+            ratio /= step
+            last = self._look(last, k, ratio, True)
+            best = min(best, last, key=lambda one: one.unseen)
+            worse = worse + 1 if clearly_lower(best.losses, last.losses) else 0
             # Not before the first gain: the largest weights may all leave a constant field.
-            flat = 0 if unseen < (1 - GAIN) * lowest or lowest > (1 - FIRST_GAIN) * first else flat + 1
-            lowest = min(lowest, unseen)
+            flat = 0 if last.unseen < (1 - GAIN) * lowest or lowest > (1 - FIRST_GAIN) * first else flat + 1
+            lowest = min(lowest, last.unseen)
             if worse == WORSE or flat == FLAT:
                 break
-            ratio /= step
-        assert best is not None
-        ratio, fields = best[:2]
-        for finer in (math.sqrt(step), 1 / math.sqrt(step)):
-            look(ratio * finer, fields, True)
-        ratios[k], fields, losses, noise = best
-        return fields.mean(0), noise, losses.mean().item()
+        half = math.sqrt(step)
+        finer = [self._look(best, k, best.ratios[k] * factor, True) for factor in (half, 1 / half)]
+        return min(best, *finer, key=lambda one: one.unseen)
+
+    def _look(self, start: _Candidate, k: int, ratio: float, near: bool) -> _Candidate:
+        """How well each part of the measurements is predicted by the field from the others, with this weight of prior
+        k."""
+        ratios = [*start.ratios[:k], ratio, *start.ratios[k + 1 :]]
+        weights = _weights(start.terms, ratios, start.noise)
+        fields, losses = self._predict_folds(start.terms, weights, start.noise, start.fields, near)
+        unseen, prior = losses.mean().item(), start.terms[k].prior
+        length = getattr(prior, "length", math.nan)
+        length = float(length) if is_number(length) else math.nan
+        for name, value in (("weight", weights[k]), ("length", length), ("unseen", self.data.unit**2 * unseen)):
+            self.history[name].append(value)
+        self.say(f"{prior!r}: weight {weights[k]:.3g}, unseen {self.data.unit**2 * unseen:.4g}")
+        noise = self.given or self.data.unit * max(math.sqrt(unseen), SMALLEST_NOISE)
+        return _Candidate(start.terms, ratios, fields, noise, losses)
+
+    def _predict_folds(
+        self, terms: Sequence[Term], weights: Sequence[float], noise: float, start: Tensor, near: bool
+    ) -> tuple[Tensor, Tensor]:
+        """For each part of the measurements the field from the others, and the losses of all that were not seen."""
+        fields = self.solve(self._loss(terms, weights, noise, self.used * (1 - self.folds)), start, near)
+        return fields, self._unseen(fields, self.folds)
 
     def _unseen(self, fields: Tensor, folds: Tensor) -> Tensor:
         """For each measurement the mean square of its residuals, in units of `unit` squared, by the field that did not
@@ -227,35 +250,53 @@ class Posterior:
             raise FloatingPointError("forward gives values that are not finite for the field that was found.")
         return losses
 
-    def _settle(self, ratios: list[float], start: Tensor, noise: float) -> tuple[Tensor, float]:
-        """The field from all measurements, and the noise s.
+    def _has_evidence(self, terms: Sequence[Term]) -> bool:
+        """Whether the formula for the weight holds."""
+        prior = terms[0].prior
+        return len(terms) == 1 and prior.evidence and prior.weight == "unseen" and self.bootstrap.independent
 
-        s^2 = (sum of squared residuals) / (n - p), with p the effective number of parameters: how much the predicted
-        measurements change if noise z is added to the measured ones, p = E z'(F(v(y + s z)) - F(v(y))) / s. The mean
-        square of residuals of unseen measurements is larger, by what the field is uncertain.
+    def _predicts_worse(self, ratios: Sequence[float], best: _Candidate) -> bool:
+        """Whether unseen measurements are predicted clearly worse than with the weights of cross-validation."""
+        weights = _weights(self.terms, ratios, self.noise)
+        losses = self._predict_folds(self.terms, weights, self.noise, best.fields, True)[1]
+        self.say(f"weight {weights[0]:.3g} by the evidence, unseen {self.data.unit**2 * losses.mean().item():.4g}")
+        return losses.mean().item() > TOO_MUCH * best.unseen and clearly_lower(best.losses, losses)
+
+    def _settle(self, best: _Candidate, refine: bool) -> tuple[Tensor, float, list[float]]:
+        """The field from all measurements, the noise s, and with `refine` another weight, times s^2.
+
+        The effective number of parameters is how much the predicted measurements change if noise z is added to the
+        measured ones, p = E z'(F(v(y + s z)) - F(v(y))) / s.
         """
-        number = 1 if self.given else 1 + PROBES
+        terms, ratios, noise = best.terms, list(best.ratios), best.noise
+        probes = PROBES if refine or not self.given else 0
         table, total = self.data.table, self.used.sum().item() * self.data.table.shape[1]
         generator = torch.Generator(table.device).manual_seed(seeds.derive(self.seed, "degrees of freedom"))
-        added = torch.empty(number, *table.shape, dtype=table.dtype, device=table.device).normal_(generator=generator)
+        added = table.new_empty(1 + probes, *table.shape).normal_(generator=generator)
         added[0] = 0
-        fields = start.expand(number, *start.shape)
-        known = self.given or all(term.prior.weight == "unseen" for term in self.terms)
-        for _ in range(1 if known else SETTLE):
-            weights = _weights(self.terms, ratios, noise)
-            loss = self._loss(self.terms, weights, noise, self.used.expand(number, -1), table + noise * added)
-            fields = self.solve(loss, fields, start is not self.initial)
-            if self.given:
+        start = best.fields.mean(0)
+        fields, near, seen = start.expand(1 + probes, *start.shape), bool(len(best.losses)), self.used
+        for _ in range(SETTLE):
+            weights = _weights(terms, ratios, noise)
+            loss = self._loss(terms, weights, noise, seen.expand(1 + probes, -1), table + noise * added)
+            fields, near = self.solve(loss, fields, near), True
+            if not probes:
                 break
             with torch.no_grad():
-                predicted = self.data.predict(fields, self.used).detach()
-            seen = self.used[..., None]
-            moved = ((predicted[1:] - predicted[:1]) * added[1:] * seen).sum().item() / (noise * PROBES)
-            squares = ((predicted[0] - table).double().square() * seen[0]).sum().item()
-            # At least a twentieth of the measurements counts: p is itself an estimate.
-            noise = math.sqrt(squares / max(total - moved, 0.05 * total))
-            noise = max(noise, SMALLEST_NOISE * self.data.unit)
-        return fields[0], noise
+                predicted = self.data.predict(fields, seen).detach()
+                size = terms[0].run(fields[:1]).detach().double().square().sum().item()
+            moved = ((predicted[1:] - predicted[:1]) * added[1:] * seen[..., None]).sum().item() / (noise * probes)
+            squares = ((predicted[0] - table).double().square() * seen[0, :, None]).sum().item()
+            before = (noise, ratios[0])
+            if not self.given:  # at least a twentieth of the measurements counts: p is itself an estimate
+                noise = math.sqrt(squares / max(total - moved, 0.05 * total))
+                noise = max(noise, SMALLEST_NOISE * self.data.unit)
+            if refine and moved > 1 and size > 0:
+                ratios[0] = noise**2 * moved / size
+            changes = [abs(math.log(new / old)) for new, old in zip((noise, ratios[0]), before, strict=True)]
+            if max(changes) < SETTLED or not (refine or any(term.prior.weight != "unseen" for term in terms)):
+                break
+        return fields[0], noise, ratios
 
     def _loss(
         self,
@@ -296,6 +337,20 @@ class Posterior:
             return self.used.expand(number, -1), added, shifts
         own = self.bootstrap.redrawn(time) if time else self.bootstrap
         return own.counts.to(self.used) * self.used, table.expand(number, -1, -1), shifts
+
+
+class _Candidate(NamedTuple):
+    """Priors with the weights that cross-validation found."""
+
+    terms: list[Term]
+    ratios: list[float]  # weights times noise^2
+    fields: Tensor  # one for each part, from the others
+    noise: float
+    losses: Tensor = torch.empty(0)  # of each measurement, by the field that did not see it; none before a search
+
+    @property
+    def unseen(self) -> float:
+        return self.losses.mean().item()
 
 
 def _weights(terms: Sequence[Term], ratios: Sequence[float], noise: float) -> list[float]:

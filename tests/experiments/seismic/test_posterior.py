@@ -184,7 +184,7 @@ def tables(hold: float = 0.9, error: float = 0.5, oracle: float = 0.5, off: floa
             row = dict(zip(AXES, task, strict=True)) | {"method": method, "seed": 0, "error": errors[method]}
             known = method in (PRIOR, TWINS, LAPLACE)
             row |= {f"covered_{level}": share if known else math.nan for level in LEVELS}
-            frames.append(row | {"correlation": 0.3, "seconds": 1.0, "order": 2.0})
+            frames.append(row | {"correlation": 0.3, "seconds": 1.0, "length": 8.0})
     exact = [
         pd.DataFrame({"case": case, "kind": kind, "truth": 1.0, "sigma": off, "expected": 1.0}, index=range(4))
         for case, kind in product(("linear", "tanh"), (PERTURBED, RESAMPLED))
