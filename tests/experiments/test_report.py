@@ -1,11 +1,8 @@
 """The report as a file, and as people see it, in a real browser."""
 
 import html
-import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import toy
+from browser import browser, in_browser
 
 from twinboot.experiments import cli, commands, fwi, gaussian, images, plots, seismic, truth
 from twinboot.experiments.report import ORDER, TITLE, help_of, write_page, write_report
@@ -22,7 +20,6 @@ from twinboot.experiments.seismic import estimates, regimes
 from twinboot.experiments.wells import basins, sweeps
 
 TOY = html.escape(toy.TITLE)  # in Markdown
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
 
 @pytest.fixture
@@ -59,35 +56,6 @@ def test_what_an_experiment_says_is_text_and_not_markup(page: Path) -> None:
     text = page.read_text()
     assert "<script>alert(1)" not in text
     assert "A toy &lt;experiment&gt; &amp; more" in text
-
-
-@contextmanager
-def browser(width: int = 1000, dark: bool = False) -> Iterator[Any]:
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    for flag in ("headless", "no-sandbox", "disable-gpu", "no-first-run", "disable-background-networking"):
-        options.add_argument(f"--{flag}")
-    for flag in ("disable-component-update", "disable-sync", "disable-quic", "disable-dev-shm-usage"):
-        options.add_argument(f"--{flag}")
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    try:
-        size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
-        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
-        yield driver
-    finally:
-        driver.quit()
-
-
-# A newcomer's machine may have no browser. Where CI is set they run, and fail if there is none.
-in_browser: Callable[..., Any] = pytest.mark.skipif(
-    not ((CHROMIUM and DRIVER) or os.environ.get("CI")), reason="needs the Debian packages chromium and chromium-driver"
-)
 
 
 @in_browser
