@@ -42,7 +42,7 @@
   const ABOUT = {
     one: "Each dot is a datum, and pulls the weights to itself. The best weights are the mean of the data, and the " +
       "standard error of a mean is noise / √n.",
-    two: "Each datum says where both wells are, so it is drawn twice. Either well explains the data. The uncertainty " +
+    two: "Each datum says where both wells are, so it is shown twice. Either well explains the data. The uncertainty " +
       "that one asks for is that inside a well, and not the distance between the two.",
     valley: "The data say three times less about the weights along the valley than across it. The truth is an ellipse. " +
       "Twins with one σ for both weights know only a circle of the same mean square.",
@@ -62,8 +62,8 @@
     Object.entries(CHOICES[name]).map(([value, label]) =>
       `<label><input type="radio" name="twinplay-${name}" value="${value}"><span>${label}</span></label>`).join("");
   const slider = (name) =>
-    `<label class="tp-slider"><span><b>${SLIDERS[name].label}</b> <i>${SLIDERS[name].hint}</i><output data-of="${name}">` +
-    `</output></span><input type="range" name="${name}" min="0" max="${SLIDERS[name].values.length - 1}" step="1"></label>`;
+    `<label class="tp-slider"><span><b>${SLIDERS[name].label}</b> <i>${SLIDERS[name].hint}</i>` +
+    `<span class="tp-value" data-of="${name}" aria-hidden="true"></span></span><input type="range" name="${name}" min="0" max="${SLIDERS[name].values.length - 1}" step="1"></label>`;
 
   const PAGE = `
     <div class="tp-presets" role="group" aria-label="Presets">
@@ -97,7 +97,7 @@
           <li><i class="tp-tri">▲</i>reset</li>
         </ul>
       </div>
-      <div class="tp-controls">
+      <div class="tp-side"><div class="tp-controls">
         <fieldset><legend>Landscape</legend><div class="tp-choice">${radios("landscape")}</div></fieldset>
         ${slider("n")}${slider("noise")}${slider("lr")}
         <fieldset><legend>Reset</legend><div class="tp-choice">${radios("reset")}</div></fieldset>
@@ -108,7 +108,7 @@
       <figure class="tp-lens">
         <canvas role="img"></canvas>
         <figcaption>Through a lens, at the true minimum (×).</figcaption>
-      </figure>
+      </figure></div>
       <figure class="tp-chart">
         <canvas role="img"></canvas>
         <figcaption><button type="button" data-do="repeat">Repeat with ${REPEATS} other data sets</button>
@@ -437,12 +437,13 @@
       }
       circle(ctx, at(settings.start), 4, { stroke: colors.ink, fill: colors.paper });
       const center = lensCenter();
-      circle(ctx, at(center), LENS * theory * unit, { stroke: colors.truth, width: 1, alpha: 0.5 });
+      circle(ctx, at(center), LENS * theory * unit, { stroke: colors.truth, width: 1.5, alpha: 0.9 });
       circle(ctx, at(center), theory * unit, { stroke: colors.truth, width: 1.6, dash: [4, 4] });
       const mean = T.middle(...run.twins[step]);
       circle(ctx, at(mean), run.sigmas[step] * unit, { stroke: colors.ink, fill: colors.ink + "14", width: 2 });
+      const size = Math.max(3, Math.min(5.5, theory * unit)); // small circles stay visible
       run.twins[step].forEach((w, k) =>
-        circle(ctx, at(w), 5, { fill: [colors.one, colors.two][k], stroke: colors.paper }));
+        circle(ctx, at(w), size, { fill: [colors.one, colors.two][k], stroke: colors.paper }));
     }
 
     function drawLens() {
