@@ -17,7 +17,7 @@ from .training.fit import Fit, fit
 from .training.protocol import Protocol
 from .twins import Twins, pool_gradients
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Apart",

@@ -24,6 +24,8 @@ try:
 except ImportError as error:
     raise ImportError(f"metrics need torchmetrics: {how_to_install('metrics')}") from error
 
+__all__ = ["Reliability", "adaptive_ece", "auroc", "brier", "ece", "nll", "reliability", "scores"]
+
 BINS = 15  # of confidence, as usual in the literature
 MOST_BINS = 10**6  # more only take memory
 

@@ -27,6 +27,8 @@ from torch import Tensor
 from ._core.checks import is_number, is_whole, require_one_of, shown
 from ._core.fingerprints import of_function
 
+__all__ = ["at", "every", "growing", "never", "steps"]
+
 Mode = Literal["sample", "mean", "centered"]
 SHORT = 100  # steps of an epoch: with 79, resets within epochs made no clear difference (docs/ablations.md)
 

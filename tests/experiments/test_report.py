@@ -1,11 +1,10 @@
 """The report as a file, and as people see it, in a real browser."""
 
+import base64
 import html
-import os
+import io
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,17 @@ from typing import Any
 import pandas as pd
 import pytest
 import toy
+from browser import browser, in_browser
+from PIL import Image
 
 from twinboot.experiments import cli, commands, fwi, gaussian, images, plots, seismic, truth
-from twinboot.experiments.report import ORDER, TITLE, help_of, write_page, write_report
+from twinboot.experiments.report import ORDER, TITLE, embedded, help_of, write_page, write_report
 from twinboot.experiments.runner.experiment import Verdict
 from twinboot.experiments.runner.store import carry_out, load
 from twinboot.experiments.seismic import estimates, regimes
 from twinboot.experiments.wells import basins, sweeps
 
 TOY = html.escape(toy.TITLE)  # in Markdown
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
 
 @pytest.fixture
@@ -44,6 +44,18 @@ def test_page_needs_nothing_from_outside(page: Path) -> None:
     assert "@import" not in text
 
 
+def test_embedded_pictures_are_smaller_and_have_the_same_pixels(page: Path, tmp_path: Path) -> None:
+    text = page.read_text()
+    for name in plots.FILES:
+        png = (tmp_path / "first" / name).read_bytes()
+        uri = embedded(png)
+        assert uri in text
+        content = base64.b64decode(uri.partition(",")[2])
+        assert len(content) < len(png) / 2
+        pictures = [Image.open(io.BytesIO(file)).convert("RGB") for file in (png, content)]
+        assert pictures[0].tobytes() == pictures[1].tobytes()
+
+
 def test_page_says_what_each_run_is_about(page: Path) -> None:
     text = page.read_text()
     for whose, count in (("the paper", "2 held, 2 not held"), ("our own", "2 held")):
@@ -59,35 +71,6 @@ def test_what_an_experiment_says_is_text_and_not_markup(page: Path) -> None:
     text = page.read_text()
     assert "<script>alert(1)" not in text
     assert "A toy &lt;experiment&gt; &amp; more" in text
-
-
-@contextmanager
-def browser(width: int = 1000, dark: bool = False) -> Iterator[Any]:
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    for flag in ("headless", "no-sandbox", "disable-gpu", "no-first-run", "disable-background-networking"):
-        options.add_argument(f"--{flag}")
-    for flag in ("disable-component-update", "disable-sync", "disable-quic", "disable-dev-shm-usage"):
-        options.add_argument(f"--{flag}")
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    try:
-        size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 600}
-        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
-        yield driver
-    finally:
-        driver.quit()
-
-
-# A newcomer's machine may have no browser. Where CI is set they run, and fail if there is none.
-in_browser: Callable[..., Any] = pytest.mark.skipif(
-    not ((CHROMIUM and DRIVER) or os.environ.get("CI")), reason="needs the Debian packages chromium and chromium-driver"
-)
 
 
 @in_browser
@@ -109,6 +92,9 @@ def test_page_in_a_browser(page: Path, width: int, dark: bool) -> None:
         tables = driver.execute_script("return [...document.querySelectorAll('table')].map(t => t.rows.length)")
         assert tables == [4, 4] * 2  # numbers and config, each with a head and three rows
         assert driver.execute_script("return document.documentElement.scrollWidth") <= width  # no sideways scrolling
+        reading = "document.querySelector('.reading')"
+        assert driver.execute_script(f"return !{reading}.open && {reading}.previousElementSibling.tagName === 'MAIN'")
+        driver.execute_script("document.querySelector(\"a[href='#reading']\").click()")
         words, meanings = (
             driver.execute_script(f"return document.querySelector('{k}').offsetWidth") for k in ("dt", "dd")
         )
@@ -162,6 +148,9 @@ def test_the_report_of_the_real_experiments_in_a_browser(tmp_path: Path, monkeyp
     monkeypatch.setattr(images, "QUICK", images.Config(methods=("hold-out", "twins"), epochs=3, seeds=1, samples=2))
     monkeypatch.setattr(truth, "QUICK", replace(truth.QUICK, methods=("fit", "dropout"), epochs=2, sets=4, scored=2))
     assert cli.main(["reproduce", "--quick", "--out", str(tmp_path)]) == 0  # uci is left out: it has no data
+    text = (tmp_path / "report.html").read_text()
+    assert len(text) < 3e6
+    assert text.count("data:image") == 2 * 11  # each picture once, for light and for dark pages
     with browser() as driver:
         driver.get((tmp_path / "report.html").as_uri())
         pictures = driver.execute_script(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import html
+import io
 import os
 import shutil
 from collections import Counter
@@ -20,6 +21,7 @@ from typing import Any
 from docstring_parser import parse_from_object
 from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
+from PIL import Image
 
 from .. import __version__
 from .._core.atomic import replacing
@@ -116,20 +118,30 @@ def _counts(verdicts: Sequence[Verdict]) -> dict[str, list[tuple[int, Status]]]:
 
 def _section(run: Run) -> dict[str, Any]:
     experiment, reasons = run.experiment, help_of(run.experiment.Config)
-    light, dark = (base64.b64encode((run.directory / name).read_bytes()).decode() for name in plots.FILES)
+    light, dark = (embedded((run.directory / name).read_bytes()) for name in plots.FILES)
     with errors_explained(run):
         numbers, verdicts = experiment.numbers(run.config, run.tables), experiment.verdicts(run.config, run.tables)
     return {
         "run": run,
         "title": experiment.TITLE + (f" ({run.config.preset})" if hasattr(run.config, "preset") else ""),
-        "light": f"data:image/png;base64,{light}",
-        "dark": f"data:image/png;base64,{dark}",
+        "light": light,
+        "dark": dark,
         "tables": [(title, list(t.columns), t.to_numpy().tolist()) for title, t in numbers.items()],
         "verdicts": verdicts,
         "counts": _counts(verdicts),
         "command": command(run.name, experiment, run.config),
         "config": [(name, value, reasons.get(name, "")) for name, value in run.about["config"].items()],
     }
+
+
+def embedded(png: bytes) -> str:
+    """A picture as a data URI: as lossless WebP, which has a third of the size, or as it is if that is smaller."""
+    webp = io.BytesIO()
+    with Image.open(io.BytesIO(png)) as picture:
+        # Figures are opaque. Method 6 takes ten times as long for 5 % less.
+        picture.convert("RGB").save(webp, "WEBP", lossless=True, quality=70, method=4)
+    kind, content = min(("webp", webp.getvalue()), ("png", png), key=lambda pair: len(pair[1]))
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
 def help_of(config: type[Any]) -> dict[str, str]:
