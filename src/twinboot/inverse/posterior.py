@@ -14,8 +14,7 @@ The order of things:
     1. A first weight, by cross-validation. The measurements are divided into five parts. For each part, the field with
        the lowest loss without noise (c = 1, xi = 0) is found from the others. This is done for one weight after
        another, from the largest down, and each search starts at the last one's result. The weight with which the fields
-       predict the parts best that they have not seen is chosen. The length of a Gaussian process is the shortest one
-       that is not clearly worse than a longer one: away from the measurements it claims least.
+       predict the parts best that they have not seen is chosen, and so is the length of a Gaussian process.
     2. The field: the same with all measurements. Noise and, for a Gaussian process, the weight are refined together, so
        that they are the most probable ones (the evidence, MacKay 1992): with p the effective number of parameters, how
        many numbers the measurements determine,
@@ -155,12 +154,12 @@ class Posterior:
         if not self.curvature > 0:
             raise ValueError("forward has no derivative at the initial field: start elsewhere.")
         kinds = list(self._kinds(priors))
-        best = lowest = self._choose(kinds[0], None, len(kinds) > 1)
+        best = self._choose(kinds[0], None, len(kinds) > 1)
         for terms in kinds[1:]:
-            found = self._choose(terms, lowest, True)
-            if clearly_lower(lowest.losses, found.losses):
+            found = self._choose(terms, best, True)
+            if clearly_lower(best.losses, found.losses):
                 break
-            best, lowest = found, min(lowest, found, key=lambda one: one.unseen)
+            best = min(best, found, key=lambda one: one.unseen)
         self.terms = best.terms
         self.field, self.noise, ratios = self._settle(best, self._has_evidence(best.terms))
         if ratios != best.ratios and self._predicts_worse(ratios, best):

@@ -47,7 +47,8 @@ class Prior(ABC):
         """The function r, for a search that starts at `initial`."""
 
     def candidates(self, initial: Tensor) -> Sequence[Prior]:
-        """What the cross-validation chooses from, beside the weight: the last one before one that is clearly worse."""
+        """What the cross-validation chooses from, beside the weight. Its search ends after one that is clearly worse
+        than the best before."""
         return [self]
 
     def weighted(self, weight: float) -> Prior:

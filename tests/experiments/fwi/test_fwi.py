@@ -17,7 +17,7 @@ from twinboot.experiments.fwi.survey import places
 from twinboot.experiments.runner.experiment import UnavailableError, command
 from twinboot.experiments.runner.store import RunError, carry_out, load
 
-TINY = Config(shots=8, receivers=10, duration=0.48, steps=2, check=1, first_reset=1, rounds=1, seeds=1)
+TINY = Config(shots=8, receivers=10, duration=0.48, steps=2, check=1, first_reset=1, prior_steps=2, rounds=1, seeds=1)
 
 
 @pytest.fixture

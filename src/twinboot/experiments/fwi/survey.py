@@ -7,6 +7,7 @@ there are no echoes from it. deepwave solves the equation; it is only imported w
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -59,18 +60,20 @@ class Survey:
 
         samples = STORED * round(self.duration / self.interval / STORED)
         wavelet = deepwave.wavelets.ricker(self.frequency, samples, self.interval, 1.5 / self.frequency)
-        out = deepwave.scalar(
-            velocity,
-            self.spacing,
-            self.interval,
-            source_amplitudes=wavelet.expand(self.shots, 1, -1)[shots].contiguous(),
-            source_locations=self._at_surface(self.shots)[:, None][shots],
-            receiver_locations=self._at_surface(self.receivers).expand(self.shots, -1, -1)[shots],
-            pml_width=ABSORBING,
-            pml_freq=self.frequency,
-            max_vel=self.fastest,
-            model_gradient_sampling_interval=STORED,
-        )
+        with warnings.catch_warnings():  # under vmap deepwave cannot check the grid, which the config has done
+            warnings.filterwarnings("ignore", "The test for the number of grid cells", UserWarning)
+            out = deepwave.scalar(
+                velocity,
+                self.spacing,
+                self.interval,
+                source_amplitudes=wavelet.expand(self.shots, 1, -1)[shots].contiguous(),
+                source_locations=self._at_surface(self.shots)[:, None][shots],
+                receiver_locations=self._at_surface(self.receivers).expand(self.shots, -1, -1)[shots],
+                pml_width=ABSORBING,
+                pml_freq=self.frequency,
+                max_vel=self.fastest,
+                model_gradient_sampling_interval=STORED,
+            )
         recorded: Tensor = out.receiver_amplitudes
         return recorded
 
