@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import fwi, gaussian, images, nist, seismic, truth, uci
+from . import fwi, gaussian, images, nist, regressions, seismic, truth, uci
 from .runner.experiment import Experiment
 from .seismic import estimates, paper, posterior, regimes
 from .wells import basins, sweeps
@@ -21,4 +21,5 @@ EXPERIMENTS: dict[str, Experiment] = {
     "uci": uci,
     "truth": truth,
     "nist": nist,
+    "regressions": regressions,
 }
