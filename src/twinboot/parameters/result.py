@@ -36,7 +36,7 @@ class StandardErrors:
         labels: a name for each entry of the parameters, in the order of the columns of `draws`: `"weight[0, 1]"`.
         draws: [draws, entries], the parameters of each twin. None if they are too many to keep.
         settled: [draws], whether the twin's data determine all parameters and it came to its minimum.
-        samples: the number of samples, clusters or blocks that were drawn from.
+        df: the degrees of freedom of the data: samples minus parameters, or clusters or blocks minus 1.
         runaway: the labels of the entries whose draws have no standard deviation: they run away in some samples.
         notes: what the table says below its last line.
     """
@@ -46,7 +46,7 @@ class StandardErrors:
     labels: list[str]
     draws: Tensor | None
     settled: Tensor
-    samples: int
+    df: float
     notes: list[str]
     runaway: list[str]
     _center: Tensor = field(repr=False)
@@ -108,7 +108,7 @@ class StandardErrors:
         return self._named(low), self._named(high)
 
     def _student(self, level: float) -> tuple[Tensor, Tensor]:
-        df = combined(max(len(self.settled) - 1.0, 1.0), max(self.samples - len(self.labels), 1.0))
+        df = combined(max(len(self.settled) - 1.0, 1.0), self.df)
         half = half_width(level, df) * self._se()
         return self._center - half, self._center + half
 

@@ -313,7 +313,8 @@ def _result(
         )
     for sentence in warned:
         warnings.warn(sentence + ".", stacklevel=3)
-    rough = 1 / math.sqrt(2 * max(units - problem.size, 1))
+    df = max(units - problem.size if units == problem.n else units - 1, 1)
+    rough = 1 / math.sqrt(2 * df)
     few = f"with so few {of}, any standard error is uncertain by about {100 * rough:.0f} %"
     notes += warned + ([few] if rough > FEW else [])
     module = problem.module
@@ -325,7 +326,7 @@ def _result(
         labels=labels,
         draws=torch.cat(collected.parts) if collected.keep else None,
         settled=settled,
-        samples=units,
+        df=float(df),
         notes=notes,
         runaway=runaway,
         _center=center,

@@ -42,8 +42,8 @@ NEAR = 0.02  # of the level: a coverage that counts as right
 LARGE = 200  # samples from which coverage is judged
 CAPTION = (
     "Left: the mean standard error over the data sets, relative to the standard deviation of the estimates over these "
-    f"sets; a dot for each parameter. Right: the share of {LEVEL:.0%} intervals that hold the true parameter, mean over "
-    "the parameters, with a 95 % interval over the data sets; grey is within two points."
+    f"sets; a dot for each parameter. Right: the share of {LEVEL:.0%} intervals that hold the true parameter, mean "
+    "over the parameters, with a 95 % interval over the data sets; grey is within two points."
 )
 WAYS = {"t": "twins, Student's t", "percentile": "twins, percentile", "bca": "twins, BCa", "robust": "statsmodels"}
 PARAMETERS = ("intercept", "slope[0]", "slope[1]")
