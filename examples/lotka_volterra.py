@@ -78,7 +78,7 @@ for k, (animal, colour) in enumerate({"hare": "#3b82c4", "lynx": "#e08a3c"}.item
     panels[0].fill_between(time, tails[0, :, k], tails[1, :, k], color=colour, alpha=0.25, lw=0)
     panels[0].plot(time, middle[:, k], color=colour, label=animal)
     panels[0].plot(years, pelts[:, k], "o", color=colour, ms=4)
-panels[0].set(xlabel="year", ylabel="pelts, thousands", title="Data, fit and 95 % of the draws", ylim=(0, 120))
+panels[0].set(xlabel="year", ylabel="pelts, thousands", title="Data, fit and 95 % of the draws", ylim=(0, 100))
 panels[0].set_xticks(range(1900, 1921, 5))
 panels[0].legend()
 panels[1].plot(found.draws[:, 0].exp(), found.draws[:, 3].exp(), ".", color="#2f9e77", ms=4)

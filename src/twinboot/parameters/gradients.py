@@ -91,6 +91,12 @@ class Batches:
             tick()
         return members
 
+    @torch.no_grad()
+    def losses(self, member: Tensor) -> Tensor:
+        """The losses of all samples, [n]."""
+        parts = torch.arange(self.problem.n).split(self.batch_size)
+        return torch.cat([self.problem.losses(member, *self.problem.read(indices)) for indices in parts])
+
     def _slopes(self, members: Tensor, weights: Tensor, inputs: tuple[object, ...], target: object) -> Tensor:
         def objective(vector: Tensor, weight: Tensor) -> Tensor:
             return (weight * self.problem.losses(vector, inputs, target)).mean()

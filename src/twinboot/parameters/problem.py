@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -111,10 +110,11 @@ class Problem:
                         f"{what} of sample {first} is NaN or infinite: remove or repair the {int((~finite).sum())} "
                         "such samples."
                     )
-        if isinstance(self.target, Tensor) and self.target.ndim and bool((self.target == self.target[0]).all()):
-            raise ValueError("all targets are the same: the data say nothing about the parameters.")
-        with torch.no_grad():
-            values = self.residuals(self.start) if self.squares else self.losses(self.start)
+        try:
+            with torch.no_grad():
+                values = self.residuals(self.start) if self.squares else self.losses(self.start)
+        except RuntimeError as error:
+            raise ValueError(f"the model cannot read the data: {one_line(error)}.") from None
         if not bool(values.isfinite().all()):
             raise ValueError(
                 "the loss is NaN or infinite with the parameters that the model has: start from other values."
@@ -125,6 +125,8 @@ class Problem:
                 f"{rows} data cannot determine {self.size} parameters with an error: give more data, or fix "
                 "parameters with requires_grad_(False)."
             )
+        if isinstance(self.target, Tensor) and self.target.ndim and bool((self.target == self.target[0]).all()):
+            raise ValueError("all targets are the same: the data say nothing about the parameters.")
 
     def tensors(self, vector: Tensor) -> dict[str, Tensor]:
         """The parameters by name."""
@@ -188,14 +190,3 @@ def poisson(log_rate: Tensor, target: Tensor) -> Tensor:
         raise ValueError('targets of the loss "poisson" must not be negative.')
     values = log_rate.exp() - target * log_rate
     return values.reshape(len(values), -1).mean(1)
-
-
-def explained(error: Exception, run: Callable[[], object]) -> Exception:
-    """What a model says about its data if it is called plainly, or else the error itself."""
-    try:
-        run()
-    except (ValueError, TypeError) as plain:
-        return plain
-    except RuntimeError as plain:
-        return RuntimeError(f"the model cannot read the data: {one_line(plain)}.")
-    return error

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, vmap
 
 from .._core.checks import require_level, require_one_of
 from ..estimate.student import combined, half_width
@@ -143,11 +143,17 @@ class StandardErrors:
     @torch.no_grad()
     def outputs(self, *inputs: Any) -> Tensor:
         """What the model gives for some inputs with the parameters of each draw, [draws, ...]: the spread of curves."""
-        wanted = [
-            functional_call(self.module, self._named(draw), tuple(_double(value) for value in inputs))
-            for draw in self._kept("outputs")
-        ]
-        return torch.stack(wanted)
+        given = tuple(_double(value) for value in inputs)
+
+        def one(draw: Tensor) -> Any:
+            return functional_call(self.module, self._named(draw), given)
+
+        draws = self._kept("outputs")
+        try:
+            found: Tensor = vmap(one)(draws)
+        except (RuntimeError, NotImplementedError):  # a model that cannot be vmapped
+            found = torch.stack([one(draw) for draw in draws])
+        return found
 
     def _kept(self, what: str) -> Tensor:
         if self.draws is None:

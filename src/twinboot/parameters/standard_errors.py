@@ -31,14 +31,20 @@ from ..training.losses import Loss
 from .gradients import Batches, by_lbfgs
 from .local import Locals
 from .newton import DRAW, FIT, determined, settle, weakest
-from .problem import Name, Problem, explained
+from .problem import Name, Problem
 from .result import HEAVY, UNDETERMINED, StandardErrors, quantile_se
 
 MANY = 300  # parameters above which second derivatives cost more than they save
+ENOUGH = 30  # draws to tell heavy tails from chance
 KEPT = 10_000_000  # numbers in draws that are kept without being asked for: 80 MB
 MOST_ROUNDS = 1000  # until a precision is reached
 FEW = 0.13  # a relative error of standard errors, from the number of data alone, that is worth a note
 RANK = 1e-11  # below this share of the largest curvature there is none, up to rounding
+PHASES = 10  # of a fit with mini-batches, at most: in each the learning rate falls to 0
+SMALL = (
+    0.1  # what the last phase may gain: a draw is 1/2 per parameter above the minimum, in units of the losses' spread
+)
+FAR = 0.5  # standard errors by which the mean of the draws may differ from the fit, beyond what chance explains
 DRIFT = 0.3  # standard errors by which twins that go on may still move, with mini-batches
 
 
@@ -147,10 +153,7 @@ class _Exact:
     def fit(self) -> Tensor:
         problem, squares = self.problem, self.problem.squares
         ones = torch.ones(1, problem.n).to(problem.start)
-        try:
-            found = settle(self.locals, problem.start[None], ones, tolerance=FIT, damping=1e-3)
-        except (RuntimeError, NotImplementedError) as error:
-            raise explained(error, lambda: problem.losses(problem.start)) from None
+        found = settle(self.locals, problem.start[None], ones, tolerance=FIT, damping=1e-3)
         flat = determined(found.local, squares)[0].item() < self.rank
         if flat:
             share = weakest(found.local, squares).abs()
@@ -163,7 +166,8 @@ class _Exact:
             away = (found.members[0] - problem.start).abs() / problem.start.abs().clamp(min=1e-12)
             raise FloatingPointError(
                 f"the fit has not come to a minimum after {found.steps} steps ({problem.labels[int(away.argmax())]} "
-                "changed most): start from values that are closer, or simplify the model."
+                "changed most): it may run away, as with classes that a plane separates; start from values that are "
+                "closer, or simplify the model."
             )
         self.unit = found.local.unit
         return found.members[0]
@@ -206,8 +210,16 @@ class _MiniBatches:
         self.batches, self.drift = batches, 0.0
 
     def fit(self) -> Tensor:
-        problem = self.batches.problem
-        return self.batches(problem.start[None], torch.ones(1, problem.n).to(problem.start), "fit", lambda: None)[0]
+        problem, before = self.batches.problem, math.inf
+        found, ones = problem.start, torch.ones(1, problem.n).to(problem.start)
+        for phase in range(PHASES):
+            found = self.batches(found[None], ones, f"fit {phase}", lambda: None)[0]
+            losses = self.batches.losses(found)
+            after = (losses.sum() / losses.std().clamp(min=1e-300)).item()
+            if not before - after > SMALL:
+                break
+            before = after
+        return found
 
     def draw(self, center: Tensor, counts: Tensor, first: int) -> tuple[Tensor, Tensor]:
         found = self.batches(center.expand(len(counts), -1), counts, f"round {first}", lambda: None)
@@ -266,9 +278,11 @@ class _Collected:
         lost = 1 - torch.cat(self.settled).double().mean().item()
         if lost > UNDETERMINED:
             return torch.ones_like(self.center, dtype=torch.bool)
-        if not self.keep:
+        if not self.keep or self.number < ENOUGH:
             return torch.zeros_like(self.center, dtype=torch.bool)
-        found: Tensor = self.variance().sqrt() > HEAVY * quantile_se(torch.cat(self.parts))
+        # The ratio of the two has a standard deviation of about sqrt(0.8 / m) for m normal draws: five of these.
+        most = max(HEAVY, 1 + 5 * math.sqrt(0.8 / self.number))
+        found: Tensor = self.variance().sqrt() > most * quantile_se(torch.cat(self.parts))
         return found
 
 
@@ -310,6 +324,13 @@ def _result(
         warned.append(
             f"the twins had not settled: when they went on, they moved by {drift:.2g} of their spread; give more "
             "epochs or another lr"
+        )
+    away_by = (collected.powers[0] / collected.number).abs() / collected.variance().sqrt().clamp(min=1e-300)
+    far = away_by[~away].max().item() if len(runaway) < len(labels) else 0.0
+    if far > FAR + 4 / math.sqrt(collected.number):
+        warned.append(
+            f"the draws lie {far:.2g} standard errors away from the estimate on average: the fit has not settled, or "
+            "the model is so curved that a percentile or BCa interval serves better"
         )
     for sentence in warned:
         warnings.warn(sentence + ".", stacklevel=3)

@@ -46,7 +46,7 @@ CAPTION = (
 DIGITS = 6  # of an estimate, that count as found
 NEAR = 0.15  # of a standard error, relative to that of the classical bootstrap: the roughness of 200 draws is 5 to 7 %
 ENOUGH = 24 / 27  # the share of the sets that must be right
-CHUNK = 250  # classical fits at once
+CHUNK = 1000  # classical fits at once
 STEPS = 500  # most steps of a classical fit, from a start that may be far away
 
 

@@ -59,8 +59,8 @@ class Config:
     """Kinds of regression: linear, logistic, poisson, clusters, series."""
     sizes: tuple[int, ...] = (50, 200, 1000)
     """Numbers of samples. Coverage is judged from 200 on."""
-    sets: int = 500
-    """Data sets of each kind and size: the coverage of one parameter is then known to a point."""
+    sets: int = 200
+    """Data sets of each kind and size: the mean coverage of three parameters is then known to a point."""
     rounds: int = 100
     """Pairs of twins for each data set."""
     seed: int = 0
