@@ -19,7 +19,7 @@ from .local import Local, Locals
 FIT = 1e-9  # of the fit to all data: so much of a standard error may be left to go
 DRAW = 1e-3  # of a member: a thousandth of a standard error, far below what a few hundred draws can see
 LOOSE = 1e-3  # where rounding allows no further step, this counts as settled
-STILL = 1e-8  # or this change of every parameter, relative to its value: data without noise have no standard error
+STILL = 1e-8  # or this change of every parameter, relative to its value, as with data that have no noise
 STEPS = 300  # most steps. Warm starts need 3 to 10; the worst NIST sets need about 200 from a start far away.
 MOST_DAMPING = 1e12
 BEND = 0.75  # the most by which a step may bend, relative to its length (Transtrum and Sethna 2012)
@@ -56,10 +56,7 @@ def settle(
         if not len(which):
             break
         local = here.take(which)
-        full, left = _full_step(local, squares)
-        goal = tolerance**2 * (local.unit if unit is None else unit)
-        still = (full.abs() <= STILL * members[which].abs()).all(1)
-        near = (left <= goal) | (still & (tolerance >= LOOSE))
+        near = _full_step(local, squares)[1] <= tolerance**2 * (local.unit if unit is None else unit)
         done[which[near]], running[which[near]] = True, False
         which, local = which[~near], local.take(~near)
         if not len(which):

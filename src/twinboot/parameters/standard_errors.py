@@ -41,9 +41,7 @@ MOST_ROUNDS = 1000  # until a precision is reached
 FEW = 0.13  # a relative error of standard errors, from the number of data alone, that is worth a note
 RANK = 1e-11  # below this share of the largest curvature there is none, up to rounding
 PHASES = 10  # of a fit with mini-batches, at most: in each the learning rate falls to 0
-SMALL = (
-    0.1  # what the last phase may gain: a draw is 1/2 per parameter above the minimum, in units of the losses' spread
-)
+SMALL = 0.1  # what the last phase may gain, in units of the spread of losses: a draw is about 1/2 above the minimum
 FAR = 0.5  # standard errors by which the mean of the draws may differ from the fit, beyond what chance explains
 DRIFT = 0.3  # standard errors by which twins that go on may still move, with mini-batches
 
