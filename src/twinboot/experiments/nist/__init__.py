@@ -177,7 +177,7 @@ def _samples(config: Config, own: Set) -> Iterator[Tensor]:
 def scores(tables: Tables) -> pd.DataFrame:
     """A row for each parameter, from the better start of its set: digits, and standard errors relative to those of the
     classical bootstrap."""
-    twins = tables["twins"].fillna({"said": ""})
+    twins = _with_words(tables["twins"])
     error = (twins["estimate"] / twins["certified"] - 1).abs().clip(lower=1e-11)
     twins["digits"] = (-error.map(math.log10)).fillna(0.0).clip(lower=0.0)
     by_start = twins.groupby(["set", "start"], sort=False)["digits"].min().unstack("start").fillna(0.0)
@@ -190,6 +190,12 @@ def scores(tables: Tables) -> pd.DataFrame:
     merged["first"] = merged["set"].map(by_start[1])
     merged["second"] = merged["set"].map(by_start[2])
     return merged
+
+
+def _with_words(twins: pd.DataFrame) -> pd.DataFrame:
+    """Where nothing was said, a table that was read from a file has NaN."""
+    said = twins["said"].astype(object)
+    return twins.assign(said=said.where(said.notna(), ""))
 
 
 def verdict_of(own: pd.DataFrame) -> str:
@@ -277,7 +283,7 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
     said = pd.DataFrame(
         [
             {"set": name, "start": start, "what it says": own["said"].iloc[0]}
-            for (name, start), own in tables["twins"].fillna({"said": ""}).groupby(["set", "start"], sort=False)
+            for (name, start), own in _with_words(tables["twins"]).groupby(["set", "start"], sort=False)
             if own["said"].iloc[0]
         ],
         columns=["set", "start", "what it says"],

@@ -132,23 +132,30 @@ def parse(text: str, where: str) -> Set:
     """The set in the text of a file."""
     try:
         return _parse(text)
-    except (ValueError, AttributeError, IndexError, KeyError) as error:
+    except (ValueError, KeyError) as error:
         raise ValueError(f"{where} is not a file of NIST's nonlinear regressions: {error}.") from None
 
 
+def _found(what: str, pattern: str, text: str) -> tuple[str, ...]:
+    match = re.search(pattern, text, re.DOTALL | re.MULTILINE)
+    if match is None:
+        raise ValueError(f"it has no {what}")
+    return match.groups()
+
+
 def _parse(text: str) -> Set:
-    name = re.search(r"Dataset Name:\s+(\w+)", text)[1]  # type: ignore[index]
-    level = re.search(r"(\w+) Level of Difficulty", text)[1]  # type: ignore[index]
-    model = re.search(r"^Model:(.*?)^\s+Starting [vV]alues", text, re.DOTALL | re.MULTILINE)[1]  # type: ignore[index]
-    response, formula = re.search(r"((?:log\[)?y\]?)\s*=(.*?)\+\s*e\s*$", model, re.DOTALL).groups()  # type: ignore[union-attr]
+    [name] = _found("name", r"Dataset Name:\s+(\w+)", text)
+    [level] = _found("level", r"(\w+) Level of Difficulty", text)
+    [model] = _found("model", r"^Model:(.*?)^\s+Starting [vV]alues", text)
+    response, formula = _found("formula", r"((?:log\[)?y\]?)\s*=(.*?)\+\s*e\s*\Z", model)
+    [squares] = _found("sum of squares", r"Residual Sum of Squares:\s+(\S+)", text)
+    [observations] = _found("number of observations", r"Number of Observations:\s+(\d+)", text)
     rows = re.findall(r"^ +b\d+ =((?: +\S+){4}) *$", text, re.MULTILINE)
     numbers = torch.tensor([[float(word) for word in row.split()] for row in rows], dtype=torch.float64)
-    squares = float(re.search(r"Residual Sum of Squares:\s+(\S+)", text)[1])  # type: ignore[index]
-    observations = int(re.search(r"Number of Observations:\s+(\d+)", text)[1])  # type: ignore[index]
     *_, heading = re.finditer(r"^Data:((?: +\w+)+) *$", text, re.MULTILINE)
     lines = text[heading.end() :].strip().splitlines()
     table = torch.tensor([[float(word) for word in line.split()] for line in lines], dtype=torch.float64)
-    if len(table) != observations:
+    if len(table) != int(observations):
         raise ValueError(f"it has {len(table)} rows of data and says {observations}")
     columns = dict(zip(heading[1].split(), table.unbind(1), strict=True))
     return Set(
@@ -159,6 +166,6 @@ def _parse(text: str) -> Set:
         starts=numbers[:, :2].T.contiguous(),
         certified=numbers[:, 2],
         deviations=numbers[:, 3],
-        squares=squares,
+        squares=float(squares),
         columns=columns,
     )
