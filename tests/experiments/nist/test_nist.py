@@ -10,7 +10,9 @@ from twinboot.experiments.nist import Config, scores, verdict_of
 from twinboot.experiments.runner.store import carry_out
 
 
-def tables(*, error: float = 1e-9, se: float = 1.0, said: str = "", few: bool = False) -> dict[str, pd.DataFrame]:
+def tables(
+    *, error: float = 1e-9, se: float = 1.0, said: str = "", few: bool = False, tails: float = 1.0
+) -> dict[str, pd.DataFrame]:
     """One set with two parameters, whose classical standard errors are 1; the first start finds nothing."""
     rows: list[dict[str, Any]] = []
     for start in (1, 2):
@@ -33,7 +35,8 @@ def tables(*, error: float = 1e-9, se: float = 1.0, said: str = "", few: bool = 
                     "seconds": 0.1,
                 }
             )
-    classical = {"set": "toy", "parameter": ["b1", "b2"], "se": 1.0, "quantile_se": 1.0, "lost": 0.0, "seconds": 2.0}
+    classical = {"set": "toy", "parameter": ["b1", "b2"], "se": 1.0, "lost": 0.0, "seconds": 2.0}
+    classical |= {"quantile_se": [1.0, 1 / tails]}
     return {"twins": pd.DataFrame(rows), "classical": pd.DataFrame(classical)}
 
 
@@ -44,6 +47,7 @@ def tables(*, error: float = 1e-9, se: float = 1.0, said: str = "", few: bool = 
         ({"se": 1.14}, "right"),
         ({"se": 1.16}, "wrong"),
         ({"se": 1.16, "few": True}, "few"),
+        ({"se": 0.1, "tails": 5.0}, "rare"),
         ({"se": math.nan, "said": "b2 runs away."}, "said"),
         ({"error": 1e-5}, "wrong"),
     ],
