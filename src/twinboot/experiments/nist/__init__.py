@@ -348,8 +348,8 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
             "not in the paper",
             status(not {"wrong", "rare"} & set(kinds.values()), "wrong" not in kinds.values(), few),
             f"{by_kind[0].upper()}{by_kind[1:]}. Rare: the standard deviation of the {config.fits} classical draws is "
-            f"more than {HEAVY} times that from their quantiles, because of samples that {2 * config.rounds} draws need not "
-            "contain.",
+            f"more than {HEAVY} times that from their quantiles, because of samples that {2 * config.rounds} draws "
+            "need not contain.",
             ours=True,
         ),
     ]
