@@ -173,15 +173,15 @@ def test_progress_says_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_intervals_cover() -> None:
-    """95 % intervals for the mean of 50 normal data, in 120 data sets. Binomial: 4 sqrt(.95 .05 / 120) = 8 %."""
+    """95 % intervals for the mean of 50 normal data, in 60 data sets. Binomial: 4 sqrt(.95 .05 / 60) = 11 %."""
     inside = {"t": 0.0, "percentile": 0.0, "bca": 0.0}
-    for seed in range(120):
+    for seed in range(60):
         data = TensorDataset(torch.zeros(50, 1), normal(50, 1, seed=seed))
         found = quiet(Mean(), data, rounds=50, replicas=100)
         for kind in inside:
             low, high = found.interval(0.95, kind)
-            inside[kind] += float(low["m"] < 0 < high["m"]) / 120
-    assert all(abs(share - 0.95) < 0.08 for share in inside.values()), inside
+            inside[kind] += float(low["m"] < 0 < high["m"]) / 60
+    assert all(abs(share - 0.95) < 0.11 for share in inside.values()), inside
 
 
 class Saturating(nn.Module):

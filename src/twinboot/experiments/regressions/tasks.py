@@ -46,7 +46,7 @@ class Sample:
 class Line(nn.Module):
     """An intercept and slopes.
 
-    >>> Line()(torch.zeros(3, 2)).shape
+    >>> Line()(torch.zeros(3, 2).double()).shape
     torch.Size([3])
     """
 
