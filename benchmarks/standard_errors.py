@@ -187,11 +187,11 @@ def verdict(ratios: dict[str, list[float]]) -> str:
     return (
         f"A classical bootstrap with the same solver, one fit after the other, takes {between['one']} times as long "
         f"(at least {GOAL:.0f} times for {held['one']} of {models} models), and one with PyTorch's L-BFGS "
-        f"{between['lbfgs']} times (for {held['lbfgs']} of {models}). The gain is that of many twins at once, not of the warm start: "
-        f"with all of its fits stacked as well, the classical bootstrap takes {between['stacked']} times as long as "
-        "standard_errors, which also fits all data, looks for parameters that are not determined and computes what BCa "
-        f"intervals need. For a formula in NumPy, scipy's compiled solver takes {between['scipy']} times as long, and "
-        "is the better choice if speed is all that counts."
+        f"{between['lbfgs']} times (for {held['lbfgs']} of {models}). The gain is that of many twins at once, not of "
+        f"the warm start: with all of its fits stacked as well, the classical bootstrap takes {between['stacked']} "
+        "times as long as standard_errors, which also fits all data, looks for parameters that are not determined and "
+        "computes what BCa intervals need. For a formula in NumPy, scipy's compiled solver takes "
+        f"{between['scipy']} times as long, and is the better choice if speed is all that counts."
     )
 
 
