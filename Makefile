@@ -2,7 +2,7 @@
 #   make demo   see the method at work: all experiments that need no files, with few seeds, and a page
 #   make test   lint, types and tests
 #   make docs   the documentation site, into site/
-.PHONY: demo test docs bench control chaos figures cifar10 cifar10-all ablations uci truth marmousi clean
+.PHONY: demo test docs bench control chaos figures cifar10 cifar10-all ablations uci truth nist regressions marmousi clean
 .DEFAULT_GOAL := demo
 PYTHON ?= python3
 BIN := .venv/bin
@@ -64,6 +64,18 @@ ablations: .venv/ready
 uci: .venv/ready
 	$(BIN)/twinboot uci --data $(DATA) --jobs 2 --out out/full
 	$(BIN)/twinboot report out/full --page docs/results
+
+# NIST's nonlinear regressions, 27 files *.dat in a directory: make nist DATA=DIR. About half an hour of one core.
+nist: .venv/ready
+	$(BIN)/twinboot nist --data $(DATA) --jobs 2 --out out/full
+	$(BIN)/twinboot report out/full --page docs/results
+
+# Standard errors in regressions, and what they cost: about a quarter of an hour of one core.
+regressions: .venv/ready
+	$(BIN)/twinboot regressions --jobs 2 --out out/full
+	$(BIN)/twinboot report out/full --page docs/results
+	$(BIN)/python benchmarks/standard_errors.py --page docs/standard-errors-cost.md
+	$(BIN)/python examples/lotka_volterra.py docs/figures/lotka_volterra.png
 
 # The spread of predictions against the truth: make truth DATA=DIR FILE=FILE.npz, with the official files of Fashion-MNIST
 # and CIFAR-10 in DIR, and the regression sets in FILE. A stopped run resumes.

@@ -24,8 +24,9 @@ ROOMS: dict[str, set[str]] = {
     "distributed": METHOD,
     "training": METHOD | {"data"},
     "inverse": METHOD | {"data", "training"},
+    "parameters": METHOD | {"data", "training"},
     "integrations": METHOD | {"data", "training", "(top)"},
-    "experiments": METHOD | {"data", "training", "inverse", "integrations", "metrics", "(top)"},
+    "experiments": METHOD | {"data", "training", "inverse", "parameters", "integrations", "metrics", "(top)"},
 }
 
 

@@ -175,3 +175,14 @@ def test_an_adapter_that_is_trained_gets_error_bars_from_small_members() -> None
     assert 0 < float(spread[1]) < 0.2
     assert sizes is not None
     assert int(sizes[1]) < 0.15 * int(sizes[2])
+
+
+def test_an_ode_has_parameters_with_intervals(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the example needs the extra plots")
+    command = [sys.executable, str(EXAMPLES / "lotka_volterra.py"), str(tmp_path / "curves.png")]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.findall(r"^([abcd]) = (0\.\d+), (0\.\d+) to (\d\.\d+) per year", said, re.M)
+    assert [name for name, *_ in found] == list("abcd")
+    assert all(float(low) < float(value) < float(high) for _, value, low, high in found)
+    assert "21 samples in 7 clusters or blocks, 200 draws" in said
+    assert (tmp_path / "curves.png").stat().st_size > 10_000

@@ -23,6 +23,7 @@ RUN = {  # the number of Python blocks in each page; each is run by a test below
     "docs/loop.md": 7,
     "docs/fit.md": 2,
     "docs/error-bars.md": 1,
+    "docs/standard-errors.md": 1,
     "docs/sigma.md": 2,
     "docs/intervals.md": 1,
     "docs/scikit-learn.md": 1,
@@ -150,6 +151,17 @@ def test_the_snippet_for_error_bars_runs(tmp_path: Path, monkeypatch: Any) -> No
     assert len(names["estimate"].members) == 6
     assert torch.equal(names["estimate"](x), names["model"](x))
     assert (names["prediction"].std > 0).all()
+
+
+def test_the_snippet_for_standard_errors_runs_and_gives_the_table_of_the_page(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names: dict[str, Any] = {}
+    exec(blocks("docs/standard-errors.md")[0], names)
+    [table] = re.findall(r"```\n( +estimate.*?)```", text("docs/standard-errors.md"), re.DOTALL)
+    assert capsys.readouterr().out == table
+    assert names["low"]["rate"] < names["found"].estimate["rate"] < names["high"]["rate"]
+    assert names["curves"].shape == (len(names["found"].draws), 60)
 
 
 def test_the_snippets_for_a_loop_run(tmp_path: Path, monkeypatch: Any) -> None:

@@ -11,6 +11,8 @@ from .inverse.inversion import Inversion
 from .inverse.invert import invert
 from .inverse.operators import Dense
 from .inverse.priors import Edges, GaussianProcess, Near, Residuals, Smooth
+from .parameters.result import StandardErrors
+from .parameters.standard_errors import standard_errors
 from .training.control import ControlledTwins
 from .training.error_bars import error_bars
 from .training.fit import Fit, fit
@@ -36,10 +38,12 @@ __all__ = [
     "Protocol",
     "Residuals",
     "Smooth",
+    "StandardErrors",
     "Twins",
     "error_bars",
     "fit",
     "invert",
     "pool_gradients",
     "resets",
+    "standard_errors",
 ]

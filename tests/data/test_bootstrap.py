@@ -405,3 +405,11 @@ def test_folds_divide_the_samples_and_keep_clusters_and_blocks_together() -> Non
         if options:
             assert torch.equal(folds[:, ::2], folds[:, 1::2])
     assert Bootstrap(3).folds(5).shape == (3, 3)
+
+
+def test_units_are_what_is_drawn_as_a_whole() -> None:
+    assert Bootstrap(4).units.tolist() == [0, 1, 2, 3]
+    assert Bootstrap(5, block=2).units.tolist() == [0, 0, 1, 1, 2]
+    clusters = Bootstrap(5, clusters=["b", "a", "a", "c", "b"])
+    assert clusters.units.tolist() == [1, 0, 0, 2, 1]
+    assert all(len(set(row[clusters.units == unit].tolist())) == 1 for row in clusters.counts for unit in range(3))

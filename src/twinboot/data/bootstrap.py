@@ -165,13 +165,23 @@ class Bootstrap:
         """Parts of the samples for cross-validation [parts, n], True where a sample is in the part. Clusters and blocks
         are not divided. There are fewer parts if there are fewer units."""
         require_whole("number", number, 2)
-        clusters, block = self._arguments["clusters"], self._arguments["block"]
-        if block is not None:
-            clusters = np.arange(self.n) // block
-        codes = _codes("clusters", clusters, self.n)
-        units = self.n if codes is None else int(codes.max()) + 1
-        seed, parts = seeds.derive(self.seed, "folds"), max(2, min(number, units))
-        return Bootstrap(self.n, parts, seed, "split", clusters=clusters, cover=True).counts > 0
+        units = self.units
+        seed, parts = seeds.derive(self.seed, "folds"), max(2, min(number, int(units.max()) + 1))
+        whole = None if self._arguments["clusters"] is None and self._arguments["block"] is None else units
+        return Bootstrap(self.n, parts, seed, "split", clusters=whole, cover=True).counts > 0
+
+    @property
+    def units(self) -> Tensor:
+        """For each sample, the number of the unit that is drawn as a whole: its own, that of its cluster, or that of
+        its block if blocks follow each other from the start.
+
+        >>> Bootstrap(6, clusters=["b", "b", "a", "a", "a", "c"]).units
+        tensor([1, 1, 0, 0, 0, 2])
+        """
+        block = self._arguments["block"]
+        codes = _codes("clusters", self._arguments["clusters"], self.n)
+        places = np.arange(self.n) // (block or 1)
+        return torch.from_numpy(places if codes is None else codes)
 
     def redrawn(self, time: int) -> Bootstrap:
         """Other resamples of the same kind: those of round `time`. They may draw what is `unseen` here."""
