@@ -17,7 +17,7 @@ from twinboot import error_bars, fit, invert
 ROOT = Path(__file__).parents[1]
 README = "README.md"
 RUN = {  # the number of Python blocks in each page; each is run by a test below
-    README: 7,
+    README: 8,
     "docs/index.md": 1,
     "docs/quickstart.md": 4,
     "docs/loop.md": 7,
@@ -151,6 +151,13 @@ def test_the_snippet_for_error_bars_runs(tmp_path: Path, monkeypatch: Any) -> No
     assert len(names["estimate"].members) == 6
     assert torch.equal(names["estimate"](x), names["model"](x))
     assert (names["prediction"].std > 0).all()
+
+
+def test_the_line_on_standard_errors_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.randn(50, 2, generator=torch.Generator().manual_seed(0))
+    names = {"model": torch.nn.Linear(2, 1), "dataset": torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True).sin())}
+    exec(block_with(README, "import standard_errors"), names)
+    assert "weight[0, 1]" in capsys.readouterr().out
 
 
 def test_the_snippet_for_standard_errors_runs_and_gives_the_table_of_the_page(
