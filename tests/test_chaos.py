@@ -246,6 +246,7 @@ def test_a_run_that_does_not_go_on_or_writes_in_place_is_noticed(alone: dict[str
 
 WITHOUT_ARGUMENTS = {"Twins.update", "Twins.get_extra_state", "PairedLoader.state_dict", "PairedLoader.jobs"}
 WITHOUT_ARGUMENTS |= {"ControlledTwins.data_share", "Estimate.extra_repr", "Twins.weights", "Twins.unstack"}
+WITHOUT_ARGUMENTS |= {"StandardErrors.covariance", "StandardErrors.sandwich"}
 
 
 def functions_of(module: types.ModuleType) -> list[str]:

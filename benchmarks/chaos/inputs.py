@@ -30,6 +30,7 @@ from twinboot import (
     Edges,
     Estimate,
     Fit,
+    GaussianProcess,
     Inversion,
     Near,
     PairedLoader,
@@ -37,6 +38,7 @@ from twinboot import (
     Protocol,
     Residuals,
     Smooth,
+    StandardErrors,
     Twins,
     error_bars,
     fit,
@@ -44,6 +46,7 @@ from twinboot import (
     metrics,
     pool_gradients,
     resets,
+    standard_errors,
 )
 
 from . import pool
@@ -126,6 +129,16 @@ def matrix() -> Tensor:
 @cache
 def inversion() -> Inversion:
     return invert(Dense(matrix()), matrix() @ torch.ones(6), torch.zeros(6), steps=20)
+
+
+def line() -> TensorDataset:
+    noise = torch.randn(30, 1, generator=torch.Generator().manual_seed(1))
+    return TensorDataset(matrix(), matrix().sum(1, keepdim=True) + 0.1 * noise)
+
+
+@cache
+def standard() -> StandardErrors:
+    return standard_errors(nn.Linear(6, 1), line(), rounds=20, progress=False)
 
 
 def mesh() -> Any:
@@ -365,6 +378,17 @@ def core() -> list[Target]:
             lambda: {"condition": lambda field: field > 0},
             Inversion.probability,
         ),
+        Target(
+            "standard_errors",
+            lambda **a: standard_errors(**a)._se(),
+            lambda: {"model": nn.Linear(6, 1), "dataset": line(), "rounds": 4, "progress": False},
+            standard_errors,
+        ),
+        Target("StandardErrors", StandardErrors, _standard, finite=False),
+        Target("StandardErrors.interval", lambda **a: standard().interval(**a), dict, StandardErrors.interval),
+        Target("StandardErrors.table", lambda **a: standard().table(**a), dict, StandardErrors.table),
+        Target("StandardErrors.outputs", lambda inputs: standard().outputs(inputs), lambda: {"inputs": matrix()}),
+        Target("GaussianProcess", GaussianProcess, dict, GaussianProcess.__init__, finite=False),
         Target("Smooth", Smooth, dict, Smooth.__init__, finite=False),
         Target("Near", Near, dict, Near.__init__, finite=False),
         Target("Edges", Edges, lambda: {"scale": 0.1}, Edges.__init__, finite=False),
@@ -447,6 +471,10 @@ def _fit() -> dict[str, Any]:
 
 def _inversion() -> dict[str, Any]:
     return {f.name: getattr(inversion(), f.name) for f in fields(inversion())}
+
+
+def _standard() -> dict[str, Any]:
+    return {f.name: getattr(standard(), f.name) for f in fields(standard())}
 
 
 # Integrations

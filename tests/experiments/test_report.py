@@ -152,7 +152,7 @@ def test_the_report_of_the_real_experiments_in_a_browser(tmp_path: Path, monkeyp
     assert cli.main(["reproduce", "--quick", "--out", str(tmp_path)]) == 0  # uci is left out: it has no data
     text = (tmp_path / "report.html").read_text()
     assert len(text) < 3e6
-    assert text.count("data:image") == 2 * 11  # each picture once, for light and for dark pages
+    assert text.count("data:image") == 2 * 13  # each picture once, for light and for dark pages
     with browser() as driver:
         driver.get((tmp_path / "report.html").as_uri())
         pictures = driver.execute_script(
