@@ -93,7 +93,7 @@ marmousi: .venv/ready
 	$(BIN)/twinboot report out/marmousi --page docs/marmousi.md --prefix marmousi- \
 		--title "Marmousi: full-waveform inversion" --about "A window of the Marmousi model, a synthetic section \
 	of the ground by the Institut Francais du Petrole. The model is not part of this repository: make marmousi \
-	MODEL=FILE.npz reads it from a file of yours."
+	MODEL=FILE.npz reads it from a file of yours, with three runs."
 
 bench: .venv/ready
 	$(BIN)/python benchmarks/overhead.py --page docs/overhead.md

@@ -117,6 +117,7 @@ def test_the_former_numbers_and_names_are_refused_with_what_to_use(prior: Any) -
         (lambda: GaussianProcess(length=0.0), "length must be a finite number above 0"),
         (lambda: GaussianProcess(length="long"), "length must be a number of cells or"),  # type: ignore[arg-type]
         (lambda: GaussianProcess(smoothness=2.0), "smoothness must be 0.5, 1.5, 2.5 or math.inf, not 2.0"),
+        (lambda: GaussianProcess(smoothness=[2.5]), "smoothness must be 0.5"),  # type: ignore[arg-type]
         (lambda: GaussianProcess(std=1.0, weight=2.0), "GaussianProcess takes std or weight, not both"),
         (lambda: GaussianProcess(length=(1.0, 2.0)).spectrum((3,)), "length has 2 numbers, but the field has 1 axes"),
         (lambda: Edges(scale=-1.0), "scale must be a finite number above 0"),

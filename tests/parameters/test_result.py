@@ -113,3 +113,5 @@ def test_what_cannot_be_answered_is_said() -> None:
     without = StandardErrors(**{**vars(found(normal())), "draws": None})
     with pytest.raises(ValueError, match="keep_draws=True"):
         without.covariance()
+    with pytest.raises(ValueError, match="the model cannot read these inputs: "):
+        found(normal()).outputs("a word")

@@ -282,7 +282,7 @@ class Collinear(TensorDataset):
         (lambda: quiet(Mean(), means(), bootstrap=Bootstrap(80, kind="split")), "not kind='split'"),
         (lambda: quiet(Mean(), means(), bootstrap=Bootstrap(80, cover=True)), "leave out cover=True"),
         (lambda: quiet("model", means()), "model must be a torch.nn.Module"),
-        (lambda: quiet(nn.Linear(5, 1), uneven()), "the model cannot read the data"),
+        (lambda: quiet(nn.Linear(5, 1), uneven()), "the model cannot read the inputs of the samples: "),
     ],
 )
 def test_bad_input_gets_one_sentence(make: Callable[[], Any], words: str) -> None:

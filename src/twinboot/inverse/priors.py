@@ -94,7 +94,7 @@ class GaussianProcess(Prior):
                 raise ValueError(f'length must be a number of cells or "unseen", not {self.length!r}.')
             for length in self.length if isinstance(self.length, (list, tuple)) else [self.length]:
                 require_number("length", length, positive=True)
-        if self.smoothness not in KERNELS:
+        if not is_number(self.smoothness) or float(self.smoothness) not in KERNELS:
             raise ValueError(f"smoothness must be 0.5, 1.5, 2.5 or math.inf, not {shown(self.smoothness)}.")
         _take_std(self, self.std)
 
@@ -115,7 +115,7 @@ class GaussianProcess(Prior):
         bases, variances = [], torch.ones(shape, dtype=torch.double)
         for axis, (size, length) in enumerate(zip(shape, self._lengths(len(shape)), strict=True)):
             places = torch.arange(size, dtype=torch.double) / length
-            own, basis = torch.linalg.eigh(KERNELS[self.smoothness]((places[:, None] - places).abs()))
+            own, basis = torch.linalg.eigh(KERNELS[float(self.smoothness)]((places[:, None] - places).abs()))
             bases.append((axis, basis))
             variances *= own.clamp(min=0).view(-1, *[1] * (len(shape) - axis - 1))
         return Spectrum(1 / variances.clamp(min=SMALLEST_VARIANCE * variances.max().item()), bases)

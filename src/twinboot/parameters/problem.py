@@ -112,9 +112,14 @@ class Problem:
                     )
         try:
             with torch.no_grad():
+                functional_call(self.module, self.tensors(self.start), self.inputs)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"the model cannot read the inputs of the samples: {one_line(error)}.") from error
+        try:
+            with torch.no_grad():
                 values = self.residuals(self.start) if self.squares else self.losses(self.start)
         except RuntimeError as error:
-            raise ValueError(f"the model cannot read the data: {one_line(error)}.") from None
+            raise ValueError(f"the loss cannot be computed: {one_line(error)}.") from None
         if not bool(values.isfinite().all()):
             raise ValueError(
                 "the loss is NaN or infinite with the parameters that the model has: start from other values."

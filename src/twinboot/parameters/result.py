@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from .._core.checks import require_level, require_one_of
+from .._core.checks import one_line, require_level, require_one_of
 from ..estimate.student import combined, half_width
 
 Kind = Literal["t", "percentile", "bca"]
@@ -149,6 +149,10 @@ class StandardErrors:
             return functional_call(self.module, self._named(draw), given)
 
         draws = self._kept("outputs")
+        try:
+            one(draws[0])
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"the model cannot read these inputs: {one_line(error)}.") from error
         try:
             found: Tensor = vmap(one)(draws)
         except (RuntimeError, NotImplementedError):  # a model that cannot be vmapped

@@ -224,7 +224,7 @@ def figure(config: Config, tables: Tables) -> Figure:
     found = scores(tables)
     sizes = found.groupby("set")["samples"].first().sort_values(ascending=False, kind="stable")
     names = list(sizes.index)
-    drawn = Figure(figsize=(12, 1.8 + 0.27 * len(names)), layout="constrained")
+    drawn = Figure(figsize=(12, max(4.4, 1.8 + 0.27 * len(names))), layout="constrained")
     panels = drawn.subplots(1, 3, sharey=True, sharex=True)
     shown = ("se_ratio", "sandwich_ratio", "deviation_ratio")
     titles = ("Redrawn twins", "Sandwich", "NIST, equal variances")

@@ -182,7 +182,7 @@ def coverage(runs: pd.DataFrame) -> pd.DataFrame:
 def figure(config: Config, tables: Tables) -> Figure:
     found, held = summary(tables["runs"]), coverage(tables["runs"])
     places = {(row.n, row.task): place for place, row in enumerate(held.itertuples())}
-    drawn = Figure(figsize=(12, 2.2 + 0.36 * len(places)), layout="constrained")
+    drawn = Figure(figsize=(12, max(4.4, 2.2 + 0.36 * len(places))), layout="constrained")
     ratios, covered = drawn.subplots(1, 2, sharey=True)
     where = [places[key] for key in zip(found["n"], found["task"], strict=True)]
     dots = (("se", "twins", 0.14), ("robust_se", "statsmodels", -0.14), ("closed", "closed form, large samples", 0.0))
