@@ -209,5 +209,6 @@ def _is_sentence(error: BaseException) -> bool:
 
 
 def _one_line(error: BaseException) -> str:
-    said = re.sub("0x[0-9a-f]+", "0x...", "\\n".join(str(error).splitlines()))
+    """Its message without addresses, which differ each time. The name of a temporary folder may look like one."""
+    said = re.sub(r"\b0x[0-9a-f]+", "0x...", "\\n".join(str(error).splitlines()))
     return said if len(said) <= 300 else said[:300] + " ..."
