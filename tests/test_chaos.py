@@ -2,8 +2,8 @@
 
 import json
 import math
-import re
 import random
+import re
 import subprocess
 import sys
 import types
