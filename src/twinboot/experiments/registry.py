@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import fwi, gaussian, images, nist, regressions, seismic, truth, uci
+from . import fwi, gaussian, images, nist, regressions, seismic, text, truth, uci
 from .runner.experiment import Experiment
 from .seismic import estimates, paper, posterior, regimes
 from .wells import basins, sweeps
@@ -20,6 +20,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "fwi": fwi,
     "uci": uci,
     "truth": truth,
+    "text": text,
     "nist": nist,
     "regressions": regressions,
 }

@@ -1,0 +1,123 @@
+import math
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+pytest.importorskip("peft", reason="needs the extra huggingface")
+pytest.importorskip("ivon", reason="needs the extra compare")
+
+from twinboot.experiments.text import config, methods
+from twinboot.experiments.text.config import Config
+from twinboot.experiments.text.methods import METHODS, Plain, Task, posterior, task_of, trained
+
+CONFIG = Config(preset="toy", labels=(6,), epochs=2, lr=0.02, samples=3, queries=20, strange=20)
+
+ROWS = {
+    "lora": ["LoRA", "LoRA, 1.4 times the epochs"],
+    "temperature": ["LoRA, temperature"],
+    "dropout": ["MC dropout", "MC dropout, averaged"],
+    "ensemble": ["ensemble of 2", "ensemble of 5"],
+    "laplace": ["Laplace, last layer"],
+    "ivon": ["IVON"],
+    "monteclora": ["MonteCLoRA"],
+    "pvera": ["PVeRA"],
+    "twins": ["twins", "twins, calibrated", "twins, 1.4 times the time"],
+    "spread": ["twins, spread=0.3"],
+    "error_bars": ["error_bars", "error_bars, sigma"],
+}
+ALONE = ("LoRA", "MonteCLoRA")  # starts of rows that predict with one model
+
+
+def first() -> tuple[Task, Plain]:
+    return task_of(CONFIG, 6, 0), trained(CONFIG, 6, 0)
+
+
+def test_every_method_of_the_config_is_there() -> None:
+    assert set(METHODS) == set(config.METHODS) == set(ROWS)
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.filterwarnings("ignore:these samples are predicted best without weight noise")
+@pytest.mark.filterwarnings("ignore:the twins ended with a training loss")
+def test_each_method_predicts_for_all_queries_and_leaves_the_plain_adapter_alone(name: str) -> None:
+    task, plain = first()
+    before = task.logits(plain.model)
+    found = METHODS[name](task, partial(trained, CONFIG, 6, 0))
+    assert list(found) == ROWS[name]
+    for row, own in found.items():
+        assert own.probs.shape == (40, task.classes)
+        assert ((own.probs.sum(1) - 1).abs() < 1e-5).all()
+        assert own.seconds > 0
+        assert (own.information is None) == row.startswith(ALONE)
+        assert own.information is None or row == "twins, calibrated" or bool((own.information > -1e-6).all())
+    assert torch.equal(task.logits(plain.model), before)
+    again = METHODS[name](task, partial(trained, CONFIG, 6, 0))
+    assert all(torch.equal(own.probs, again[row].probs) for row, own in found.items())
+
+
+@pytest.mark.parametrize("name", ["dropout", "ensemble", "laplace", "ivon", "pvera", "error_bars"])
+def test_draws_and_members_differ(name: str) -> None:
+    task, _ = first()
+    for own in METHODS[name](task, partial(trained, CONFIG, 6, 0)).values():
+        assert own.information is not None
+        assert own.information.max() > 0
+
+
+def test_training_does_not_move_the_global_random_numbers() -> None:
+    task, _ = first()
+    before = torch.get_rng_state()
+    methods.train(task, seed=1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_seeds_have_other_training_queries_and_the_same_test_queries() -> None:
+    one, other = task_of(CONFIG, 6, 0), task_of(CONFIG, 6, 1)
+    assert torch.equal(one.test.hidden, other.test.hidden)
+    assert not torch.equal(one.x.hidden, other.x.hidden)
+    assert torch.equal(one.y, other.y)
+    assert one.y.bincount().tolist() == [6] * one.classes
+
+
+def test_the_hold_out_is_not_trained_on_and_chooses_a_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, plain = first()
+    sizes = []
+
+    def train(task: Task, *args: object, **options: object) -> object:
+        sizes.append(len(task.y))
+        return type("T", (), {"model": plain.model}), 1.0
+
+    monkeypatch.setattr(methods, "train", train)
+    [found] = METHODS["temperature"](task, lambda: plain).values()
+    assert sizes == [round(0.8 * len(task.y))]
+    ratio = found.probs.log() - found.probs.log().mean(1, keepdim=True)
+    logits = task.logits(plain.model)
+    logits = logits - logits.mean(1, keepdim=True)
+    assert torch.allclose(ratio * (logits[0, 0] / ratio[0, 0]), logits, atol=1e-4)  # one factor for all
+
+
+def test_laplaces_draws_have_the_mean_and_covariance_of_the_exact_posterior_of_one_query() -> None:
+    """With one query, the Kronecker form is the generalized Gauss-Newton matrix itself."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 3, generator=generator, dtype=torch.float64)
+    weights = torch.randn(2, 3, generator=generator, dtype=torch.float64)
+    p = (x @ weights.T).softmax(1)[0]
+    curvature = torch.kron(torch.diag(p) - torch.outer(p, p), x.T @ x)
+    values = torch.linalg.eigvalsh(curvature).clamp(min=0)
+    evidence = [6 * s.log() - s * weights.square().sum() - (values + s).log().sum() for s in methods.PRECISIONS]
+    precision = methods.PRECISIONS[int(torch.stack(evidence).argmax())]
+    exact = torch.linalg.inv(curvature + precision * torch.eye(6, dtype=torch.float64))
+    draw, n = posterior(x, weights), 4000
+    draws = torch.stack([draw(generator).flatten() for _ in range(n)])
+    assert (((draws.mean(0) - weights.flatten()) / (exact.diag() / n).sqrt()).abs() < 4).all()
+    scale = (torch.outer(exact.diag(), exact.diag()) + exact.square()).sqrt() / math.sqrt(n)
+    assert ((draws.T.cov() - exact).abs() < 4.5 * scale).all()
+
+
+def test_choices_are_judged_by_queries_that_were_not_trained_on() -> None:
+    found = methods.hold_out_scores(replace(CONFIG, epochs=1), "LoRA", every=3)
+    assert 0 <= found["accuracy"] <= 1
+    assert found["nll"] > 0
+    ivon = methods.hold_out_scores(replace(CONFIG, epochs=1), "IVON", every=3)
+    assert ivon["nll"] != found["nll"]
