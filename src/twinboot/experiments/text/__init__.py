@@ -61,7 +61,7 @@ HELD_OUT = 5  # every fifth query of the table of choices is held out
 # What the table of choices tries, besides the settings of the run. The lowest learning rate of IVON is its authors',
 # for trainings of 10,000 steps; these here have some hundred.
 TRIED: dict[str, list[dict[str, Any]]] = {
-    "LoRA": [{"lr": 1e-3}, {"lr": 3e-3}, {"lr": 1e-2}, {"layers": 2}, {"epochs": 20}],
+    "LoRA": [{"lr": 1e-3}, {"lr": 3e-3}, {"lr": 5e-3}, {"lr": 1e-2}, {"layers": 2}, {"epochs": 20}],
     "IVON": [{"ivon_lr": 0.03}, {"ivon_lr": 0.3}, {"ivon_lr": 1.0}, {"ivon_lr": 3.0}],
 }
 

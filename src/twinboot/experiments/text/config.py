@@ -48,11 +48,11 @@ class Config:
     """Layers with an adapter, the last ones. What comes before them is computed once for each query."""
     epochs: int = 10
     """Passes over the training queries."""
-    lr: float = 3e-3
+    lr: float = 5e-3
     """Learning rate of AdamW, which falls to 0. The page has a table of others, by a hold-out."""
     ivon_lr: float = 1.0
     """That of IVON."""
-    samples: int = 32
+    samples: int = 16
     """Draws of weights, or of dropout masks."""
     queries: int = 1500
     """Test queries with an intent."""
