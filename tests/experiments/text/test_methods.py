@@ -23,7 +23,7 @@ ROWS = {
     "ivon": ["IVON"],
     "monteclora": ["MonteCLoRA"],
     "pvera": ["PVeRA"],
-    "twins": ["twins", "twins, calibrated", "twins, 1.4 times the time"],
+    "twins": ["twins", "twins, calibrated", "twins, all queries", "twins, all queries, 1 epochs"],
     "spread": ["twins, spread=0.3"],
     "error_bars": ["error_bars", "error_bars, sigma"],
 }

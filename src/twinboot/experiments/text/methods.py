@@ -25,7 +25,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import Subset
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from ... import Estimate, error_bars
+from ... import Bootstrap, Estimate, error_bars
 from ..._core.seeds import derive, own_randomness, seeded
 from ...estimate import calibration
 from ...estimate.prediction import entropy
@@ -40,7 +40,7 @@ RANK = 8  # of LoRA, with twice that as its factor, which are the usual values f
 PVERA_RANK = 256  # the default of peft, whose adapter has a vector of that length where LoRA has a matrix
 TRAIN_BATCH = 32
 HELD_OUT = 0.2  # share of the training queries that choose a temperature
-LONGER = 1.4  # a plain adapter with so many times the epochs; and twins with so many epochs that they take as long
+LONGER = 1.4  # of a second plain adapter: so many times the epochs
 MEMBERS = (2, 5)  # of ensembles
 PRECISIONS = torch.logspace(-4, 4, 81, dtype=torch.float64)  # of Laplace's prior
 
@@ -360,16 +360,20 @@ def by_pvera(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
 
 @method("twins")
 def by_twins(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
-    """`TwinTrainer` as it is, calibrated by the out-of-bag queries, and with so many epochs that it takes as long as
-    the longer plain adapter."""
+    """`TwinTrainer` as it is; calibrated by the out-of-bag queries; with each of these given to one of the twins; and
+    the same with so many epochs that it takes as long as the longer plain adapter."""
     trainer, seconds = _twins(task)
     found = {"twins": _of_twins(task, trainer, seconds)}
     began = time.process_time()
     out_of_bag = Subset(task.x.dataset(task.y), trainer.bootstrap.unseen.tolist())
     trainer.estimate().calibrate(out_of_bag, samples=task.samples, collate_fn=collate)
     found["twins, calibrated"] = _of_twins(task, trainer, seconds + time.process_time() - began)
-    trainer, seconds = _twins(task, num_train_epochs=max(1, round(LONGER * task.epochs / 2)))
-    return found | {f"twins, {LONGER} times the time": _of_twins(task, trainer, seconds)}
+    short = max(1, round(LONGER * task.epochs / 2))
+    for row, epochs in (("twins, all queries", task.epochs), (f"twins, all queries, {short} epochs", short)):
+        bootstrap = Bootstrap(len(task.y), seed=task.seed, cover=True)
+        trained = _twins(task, options={"bootstrap": bootstrap}, num_train_epochs=epochs)
+        found[row] = _of_twins(task, *trained)
+    return found
 
 
 @method("spread")
