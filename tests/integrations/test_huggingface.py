@@ -638,6 +638,47 @@ def test_two_processes_take_the_same_step_as_one(tmp_path: Path) -> None:
         assert torch.equal(ours["probs"], theirs["probs"])
 
 
+def settled_together(folder: str, replicas: int, accumulation: int) -> Any:
+    os.environ |= {"LOCAL_WORLD_SIZE": os.environ["WORLD_SIZE"], "OMP_NUM_THREADS": "1"}  # as torchrun does
+    data = sentences()
+    settings: dict[str, Any] = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": accumulation}
+    args = arguments(Path(folder), num_train_epochs=4, learning_rate=0.003, **settings)
+    around, make = list[TwinTrainer](), TwinTrainer._around
+    TwinTrainer._around = lambda *given: around.append(make(*given)) or around[-1]  # in a process of its own
+    bootstrap = Bootstrap(len(data), replicas, seed=args.seed)
+    model = bert(hidden_dropout_prob=0.1)
+    trainer = TwinTrainer(model, args, train_dataset=data, bootstrap=bootstrap, spread=0.5)
+    trainer.train()
+    estimate = trainer.estimate()
+    return {
+        "settled": weights(around[-1].twins),
+        "steps": around[-1].state.global_step,
+        "model": weights(trainer.model),
+        "sigma": estimate.sigma,
+        "scale": estimate.scale,
+        "of training": trainer.twins.sigma,
+        "std": trainer.predict(data, 4).std,
+    }
+
+
+@pytest.mark.parametrize(("replicas", "accumulation"), [(2, 1), (3, 2)])
+def test_processes_that_share_twins_end_with_one_sigma_and_scale_of_settled_twins(
+    tmp_path: Path, replicas: int, accumulation: int
+) -> None:
+    first, second = together(settled_together, str(tmp_path), replicas, accumulation)
+    for name in ("settled", "model", "sigma"):
+        assert same(first[name], second[name]), name
+    assert first["scale"] == second["scale"]
+    assert 0 < first["scale"] < math.inf
+    assert first["scale"] != 1
+    for group, sigma in first["sigma"].items():
+        assert sigma.isfinite().all()
+        assert (sigma > 0).all()
+        assert not torch.equal(sigma, first["of training"][group])
+    assert torch.equal(first["std"], second["std"])
+    assert first["steps"] == 16 // accumulation  # half of four epochs, in which both read eight batches
+
+
 REFUSED: list[tuple[str, Any, str]] = [
     *(("bootstrap", v, rf"^bootstrap must be a Bootstrap, .*, not {v!r}\.$") for v in (5, 0, "split", False)),
     ("bootstrap", Bootstrap(10), r"^the dataset has 60 samples, but the bootstrap draws from 10\.$"),
