@@ -1,6 +1,7 @@
 """The examples run as they are, and those that say nothing of an extra need none."""
 
 import os
+import random
 import re
 import subprocess
 import sys
@@ -175,6 +176,53 @@ def test_an_adapter_that_is_trained_gets_error_bars_from_small_members() -> None
     assert 0 < float(spread[1]) < 0.2
     assert sizes is not None
     assert int(sizes[1]) < 0.15 * int(sizes[2])
+
+
+WORDS = {"card": "plastic chip pin wallet", "cash": "coins notes teller machine", "loan": "debt interest bank house"}
+
+
+def tiny_encoder(folder: Path) -> None:
+    """A small BERT with random weights, and a tokenizer that knows some words."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, set_seed
+
+    words = ["[PAD]", "[UNK]", "[CLS]", *" ".join(WORDS.values()).split(), *"please help me with my".split()]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A", special_tokens=[("[CLS]", 2)])
+    named = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=12, **named).save_pretrained(folder)
+    set_seed(0)
+    size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    BertModel(BertConfig(vocab_size=len(words), max_position_embeddings=12, **size)).save_pretrained(folder)
+
+
+def test_a_csv_becomes_a_classifier_that_abstains_where_two_labels_are_as_likely(tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="the example needs the extra huggingface")
+    tiny_encoder(tmp_path / "encoder")
+    lines, choose = ["text,label"], random.Random(0)
+    for i in range(400):
+        first, second = choose.sample(list(WORDS), 2)
+        about = (first, second) if i % 3 == 0 else (first, first)  # a third of the texts may have either label
+        words = [choose.choice(WORDS[label].split()) for label in about]
+        lines.append(f'"please help me, with my {" ".join(words)}",{choose.choice(about)}')
+    (tmp_path / "texts.csv").write_text("\n".join(lines) + "\n")
+    options = ["--model", str(tmp_path / "encoder"), "--out", str(tmp_path / "found")]
+    command = [sys.executable, str(EXAMPLES / "abstain.py"), str(tmp_path / "texts.csv"), *options]
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    said = subprocess.run(command, capture_output=True, text=True, check=True, env=offline).stdout
+    sets = re.search(r"(\d+\.\d)% of 80 sets hold the right label; accuracy (0\.\d+)", said)
+    answers = re.search(r"answered (\d+\.\d)%, accuracy (\d\.\d+) there", said)
+    assert sets is not None
+    assert answers is not None
+    held, accuracy, answered, accuracy_there = map(float, (*sets.groups(), *answers.groups()))
+    # About 22 samples calibrate, and 80 are tested: a standard deviation of sqrt(0.09 / 24 + 0.09 / 80) = 7 %.
+    assert held > 90 - 4 * 7
+    assert 40 < answered < 95
+    assert accuracy_there > accuracy + 0.03
+    assert len(re.findall(r"^'please help me, with my [\w ]+': (\w+|not sure, \w+ or [\w ]+)$", said, re.M)) == 5
+    assert {"adapter_model.safetensors", "sigma.safetensors", "tokenizer.json"} <= set(os.listdir(tmp_path / "found"))
+    assert len((EXAMPLES / "abstain.py").read_text().splitlines()) < 60
 
 
 def test_an_ode_has_parameters_with_intervals(tmp_path: Path) -> None:
