@@ -14,12 +14,15 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from processes import together
+import transformers
+from accelerate.parallelism_config import ParallelismConfig
 from sentences import arguments, bert, gpt2, inputs, sentences, spoken
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, Subset, TensorDataset
 from transformers import (
     AutoModelForSequenceClassification,
+from torch.distributed.fsdp import fully_shard
     BertForQuestionAnswering,
     BertForTokenClassification,
     EarlyStoppingCallback,
@@ -795,6 +798,10 @@ def storages(module: nn.Module, requires_grad: bool) -> set[int]:
 def test_twins_share_the_backbone_and_have_their_own_adapters(tmp_path: Path) -> None:
     model = adapted()
     backbone, adapters = storages(model, False), storages(model, True)
+    with pytest.raises(
+        ValueError, match=r"^args\.parallelism_config divides the model among processes, but twins need"
+    ):
+        TwinTrainer(bert(), arguments(tmp_path, parallelism_config=ParallelismConfig()), train_dataset=data)
     before = {name: p.clone() for name, p in model.named_parameters()}
     trainer = trained(model, tmp_path, num_train_epochs=1)
     first, second = trainer.twins
@@ -820,6 +827,17 @@ def test_a_checkpoint_of_adapters_has_no_backbone_and_resumes_bit_for_bit(tmp_pa
     other = TwinTrainer(adapted(lora_dropout=0.1), arguments(tmp_path / "b"), train_dataset=sentences())
     other.train(resume_from_checkpoint=str(folder))
     for (name, ours), theirs in zip(whole.twins.state_dict().items(), other.twins.state_dict().values(), strict=True):
+def trainer_of_shards(folder: str) -> None:
+    os.environ["LOCAL_WORLD_SIZE"] = os.environ["WORLD_SIZE"]  # as torchrun does
+    fully_shard(model := bert())
+    with pytest.raises(ValueError, match=r"^the model is sharded, but TwinTrainer wraps twins in DDP: write the loop"):
+        TwinTrainer(model, arguments(Path(folder)), train_dataset=sentences())
+
+
+def test_a_model_that_is_sharded_already_is_refused(tmp_path: Path) -> None:
+    together(trainer_of_shards, str(tmp_path))
+
+
         assert torch.equal(ours, theirs), name
 
 

@@ -52,6 +52,7 @@ from ..estimate import files, spread
 from ..estimate.forward import evaluating
 from ..estimate.prediction import TASKS, Task
 from ..groups import Partition, assign, fixed_entries
+from ..training.options import require_whole_weights
 from ..training.protocol import HUGGING_FACE, complete, refuse_settings
 from ..training.rounds import Settled, average_buffers, falling, least_of, settle_around, without_noise
 from ..training.validation import ENOUGH, FEW, Validation
@@ -66,6 +67,7 @@ MULTI_LABEL = "multi_label_classification"
 DEFAULTS = {"temperature": 1.0, "scale": 1.0, "dropout": False, "task": None, "df_per_weight": None, "scores": None}
 SHARDED = "FSDP and DeepSpeed shard the weights, but twins need them whole: use torchrun with DDP."
 
+DIVIDED = "args.parallelism_config divides the model among processes, but twins need it whole: use torchrun with DDP."
 # What a Trainer does besides training: not while twins settle.
 OFF = {
     **dict.fromkeys(("eval_strategy", "save_strategy", "logging_strategy"), "no"),
@@ -566,6 +568,9 @@ class TrainedModel:
         for name, shape in description["parameters"].items():
             if here.get(name) != tuple(shape):
                 found = here.get(name, "missing")
+    if args.parallelism_config is not None:
+        raise ValueError(DIVIDED)
+    require_whole_weights("TwinTrainer", model)
                 raise ValueError(
                     f"{str(path)!r} belongs to another model: {name!r} has shape {tuple(shape)} there, {found} here."
                 )
