@@ -178,23 +178,20 @@ def test_an_adapter_that_is_trained_gets_error_bars_from_small_members() -> None
     assert int(sizes[1]) < 0.15 * int(sizes[2])
 
 
-WORDS = {"card": "plastic chip pin wallet", "cash": "coins notes teller machine", "loan": "debt interest bank house"}
+WORDS = {"card": "plastic chip pin wallet", "cash": "coins notes teller change", "loan": "debt interest bank house"}
 
 
 def tiny_encoder(folder: Path) -> None:
-    """A small BERT with random weights, and a tokenizer that knows some words."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors
-    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, set_seed
+    """A small BERT with random weights, and its tokenizer."""
+    from sentences import tokenizer
+    from transformers import BertConfig, BertModel, set_seed
 
-    words = ["[PAD]", "[UNK]", "[CLS]", *" ".join(WORDS.values()).split(), *"please help me with my".split()]
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, "[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing("[CLS] $A", special_tokens=[("[CLS]", 2)])
-    named = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]"}
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=12, **named).save_pretrained(folder)
+    known = tokenizer([word for words in WORDS.values() for word in words.split()])
+    known.save_pretrained(folder)
     set_seed(0)
     size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    BertModel(BertConfig(vocab_size=len(words), max_position_embeddings=12, **size)).save_pretrained(folder)
+    config = BertConfig(vocab_size=len(known), max_position_embeddings=8, initializer_range=0.3, **size)
+    BertModel(config).save_pretrained(folder)  # larger than usual: these weights stay random, and must tell words apart
 
 
 def test_a_csv_becomes_a_classifier_that_abstains_where_two_labels_are_as_likely(tmp_path: Path) -> None:
@@ -205,7 +202,7 @@ def test_a_csv_becomes_a_classifier_that_abstains_where_two_labels_are_as_likely
         first, second = choose.sample(list(WORDS), 2)
         about = (first, second) if i % 3 == 0 else (first, first)  # a third of the texts may have either label
         words = [choose.choice(WORDS[label].split()) for label in about]
-        lines.append(f'"please help me, with my {" ".join(words)}",{choose.choice(about)}')
+        lines.append(f'"my {words[0]}, and {words[1]}",{choose.choice(about)}')
     (tmp_path / "texts.csv").write_text("\n".join(lines) + "\n")
     options = ["--model", str(tmp_path / "encoder"), "--out", str(tmp_path / "found")]
     command = [sys.executable, str(EXAMPLES / "abstain.py"), str(tmp_path / "texts.csv"), *options]
@@ -220,7 +217,7 @@ def test_a_csv_becomes_a_classifier_that_abstains_where_two_labels_are_as_likely
     assert held > 90 - 4 * 7
     assert 40 < answered < 95
     assert accuracy_there > accuracy + 0.03
-    assert len(re.findall(r"^'please help me, with my [\w ]+': (\w+|not sure, \w+ or [\w ]+)$", said, re.M)) == 5
+    assert len(re.findall(r"^'my \w+, and \w+': (\w+|not sure, \w+ or [\w ]+)$", said, re.M)) == 5
     assert {"adapter_model.safetensors", "sigma.safetensors", "tokenizer.json"} <= set(os.listdir(tmp_path / "found"))
     assert len((EXAMPLES / "abstain.py").read_text().splitlines()) < 60
 

@@ -16,16 +16,21 @@ from accelerate.state import AcceleratorState
 from processes import together
 import transformers
 from accelerate.parallelism_config import ParallelismConfig
-from sentences import arguments, bert, gpt2, inputs, sentences, spoken
+from accelerate.state import AcceleratorState
+from huggingface_hub import ModelCard
+from processes import together
+from safetensors.torch import load_file
+from sentences import arguments, bert, gpt2, inputs, sentences, spoken, tokenizer
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, Subset, TensorDataset
 from transformers import (
     AutoModelForSequenceClassification,
-from torch.distributed.fsdp import fully_shard
+    AutoTokenizer,
     BertForQuestionAnswering,
     BertForTokenClassification,
     EarlyStoppingCallback,
+    DataCollatorWithPadding,
     ResNetConfig,
     ResNetForImageClassification,
     T5Config,
@@ -270,6 +275,42 @@ def test_predict_uses_the_calibrated_estimate_until_training_continues(tmp_path:
 
 
 def test_the_best_model_is_loaded_with_its_calibration(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lora", [False, True])
+def test_predictions_of_the_trainer_and_of_a_saved_model_have_the_sets_that_were_calibrated(
+    tmp_path: Path, lora: bool
+) -> None:
+    """The rows of the training serve to calibrate, with its collator."""
+    words = [f"w{i}" for i in range(8)]
+    known = tokenizer(words)
+    rows = [{**known(" ".join(words[token - 4] for token in row["input_ids"][:2])), **row} for row in sentences(90)]
+    rows = [{"input_ids": row["input_ids"][: 2 + i % 3], "labels": row["labels"]} for i, row in enumerate(rows)]
+    pad = DataCollatorWithPadding(known)
+    trainer = TwinTrainer(adapted() if lora else bert(), arguments(tmp_path), pad, rows, processing_class=known)
+    trainer.train()
+    held_out = sentences(90, seed=1)
+    trainer.estimate().calibrate(held_out[::2], samples=4, keep_scale=True, collate_fn=pad)
+    trainer.estimate().conformalize(held_out[1::2], samples=4, collate_fn=pad)
+    texts = ["w0 w1", "w2", "w3 w4 w5 w6"]
+    estimate = trainer.estimate()
+    found = estimate.predict(texts, 4, tokenizer=known, batch_size=2)
+    by_trainer = trainer.predict([known(text) for text in texts], 4)
+    torch.testing.assert_close(by_trainer.probs, found.probs)  # of batches that are padded otherwise
+    assert torch.equal(by_trainer.set(0.8), found.set(0.8))
+    with pytest.raises(ValueError, match="this prediction has no scores"):
+        trainer.predict([known(text) for text in texts], 4, seed=7).set(0.8)
+
+    trainer.save_model(str(tmp_path / "final"))
+    kind = AutoModelForSequenceClassification
+    plain = (
+        peft.PeftModel.from_pretrained(bert(), tmp_path / "final") if lora else kind.from_pretrained(tmp_path / "final")
+    )
+    again = load(tmp_path / "final", plain).predict(
+        texts, 4, tokenizer=AutoTokenizer.from_pretrained(tmp_path / "final")
+    )
+    torch.testing.assert_close(again.probs, found.probs)
+    assert torch.equal(again.set(0.8), found.set(0.8))
+
+
     class Calibrating(TrainerCallback):
         """Sets another temperature in each epoch, before its checkpoint is written."""
 

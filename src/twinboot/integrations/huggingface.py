@@ -223,7 +223,8 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
             task: By default that of `estimate()`. It comes from the model's config: one output or
                 `problem_type="regression"` is regression.
             scale: Factor on sigma; by default that of `estimate()`.
-            seed: Seed of the draws; by default `args.seed`.
+            seed: Seed of the draws; by default `args.seed`, or that of `estimate().conformalize()`, so that the
+                prediction has sets or intervals.
 
         Returns:
             A `Prediction` with the classes along dimension 1. For token classification, pad all inputs to one length.
@@ -233,7 +234,9 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         collate = self._get_collator_with_removed_columns(self.data_collator, "prediction")
         loader = DataLoader(test_dataset, self.args.eval_batch_size, collate_fn=collate, generator=torch.Generator())
         batches = [self._without_labels(batch) for batch in loader]
-        seed = self.args.seed if seed is None else seed
+        if seed is None:
+            scores = trained.settings["scores"]
+            seed = self.args.seed if scores is None else scores.settings["seed"]
         return trained.predict(lambda i: self._prepare_inputs(batches[i]), len(batches), samples, task, scale, seed)
 
     def _without_labels(self, batch: Any) -> dict[str, Any]:
