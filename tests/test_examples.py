@@ -178,7 +178,8 @@ def test_an_adapter_that_is_trained_gets_error_bars_from_small_members() -> None
     assert int(sizes[1]) < 0.15 * int(sizes[2])
 
 
-WORDS = {"card": "plastic chip pin wallet", "cash": "coins notes teller change", "loan": "debt interest bank house"}
+WORDS = {"card": ["plastic", "chip", "pin"], "cash": ["coins", "notes"], "loan": ["debt", "interest", "house"]}
+EITHER = {"bank": ["card", "loan"], "money": ["cash", "loan"]}  # texts with these words may have either label
 
 
 def tiny_encoder(folder: Path) -> None:
@@ -186,7 +187,7 @@ def tiny_encoder(folder: Path) -> None:
     from sentences import tokenizer
     from transformers import BertConfig, BertModel, set_seed
 
-    known = tokenizer([word for words in WORDS.values() for word in words.split()])
+    known = tokenizer(["my", "and", *sum(WORDS.values(), []), *EITHER])
     known.save_pretrained(folder)
     set_seed(0)
     size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
@@ -199,10 +200,13 @@ def test_a_csv_becomes_a_classifier_that_abstains_where_two_labels_are_as_likely
     tiny_encoder(tmp_path / "encoder")
     lines, choose = ["text,label"], random.Random(0)
     for i in range(400):
-        first, second = choose.sample(list(WORDS), 2)
-        about = (first, second) if i % 3 == 0 else (first, first)  # a third of the texts may have either label
-        words = [choose.choice(WORDS[label].split()) for label in about]
-        lines.append(f'"my {words[0]}, and {words[1]}",{choose.choice(about)}')
+        if i % 3:
+            label = choose.choice(list(WORDS))
+            word = choose.choice(WORDS[label])
+        else:
+            word = choose.choice(list(EITHER))
+            label = choose.choice(EITHER[word])
+        lines.append(f'"my {word}, and my {word}",{label}')
     (tmp_path / "texts.csv").write_text("\n".join(lines) + "\n")
     options = ["--model", str(tmp_path / "encoder"), "--out", str(tmp_path / "found")]
     command = [sys.executable, str(EXAMPLES / "abstain.py"), str(tmp_path / "texts.csv"), *options]
@@ -216,8 +220,8 @@ def test_a_csv_becomes_a_classifier_that_abstains_where_two_labels_are_as_likely
     # About 22 samples calibrate, and 80 are tested: a standard deviation of sqrt(0.09 / 24 + 0.09 / 80) = 7 %.
     assert held > 90 - 4 * 7
     assert 40 < answered < 95
-    assert accuracy_there > accuracy + 0.03
-    assert len(re.findall(r"^'my \w+, and \w+': (\w+|not sure, \w+ or [\w ]+)$", said, re.M)) == 5
+    assert accuracy_there > accuracy + 0.1
+    assert len(re.findall(r"^'my \w+, and my \w+': (\w+|not sure, \w+ or [\w ]+)$", said, re.M)) == 5
     assert {"adapter_model.safetensors", "sigma.safetensors", "tokenizer.json"} <= set(os.listdir(tmp_path / "found"))
     assert len((EXAMPLES / "abstain.py").read_text().splitlines()) < 60
 
