@@ -658,6 +658,42 @@ def test_tokens_are_counted_and_sampling_may_be_sequential(tmp_path: Path) -> No
 
 
 def shared_run(folder: str, size: int) -> Any:
+@pytest.mark.parametrize("kind", ["multinomial", "split"])
+@pytest.mark.parametrize("length", [{"num_train_epochs": 3}, {"max_steps": 24}])
+def test_samples_steps_and_tokens_of_a_run_are_those_of_all_twins(
+    tmp_path: Path, kind: Any, length: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, read = sentences(64), list[int]()
+    monkeypatch.setattr(TwinTrainer, "training_step", _counting(TwinTrainer.training_step, read))
+    args = arguments(tmp_path, **length, include_num_input_tokens_seen="all")
+    trainer = TwinTrainer(bert(), args, train_dataset=data, bootstrap=Bootstrap(64, kind=kind, seed=5))
+    metrics = trainer.train().metrics
+    seconds, exact = metrics["train_runtime"], "max_steps" not in length  # else the Trainer takes all batches for full
+    assert metrics["train_samples_per_second"] * seconds == pytest.approx(sum(read), rel=0.001 if exact else 0.02)
+    assert metrics["train_steps_per_second"] * seconds == pytest.approx(trainer.state.global_step, rel=0.001)
+    assert trainer.state.num_input_tokens_seen == 5 * sum(read)
+    assert trainer.num_examples(trainer.get_eval_dataloader()) == len(trainer.bootstrap.unseen)
+
+
+def _counting(step: Any, read: list[int]) -> Any:
+    def counted(self: Any, model: Any, inputs: Any, *args: Any) -> Any:
+        read.append(sum(len(batch["labels"]) for batch in inputs))
+        return step(self, model, inputs, *args)
+
+    return counted
+
+
+def test_the_progress_bar_says_how_many_twins_a_step_is_of_and_when_they_settle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = arguments(tmp_path, max_steps=6, disable_tqdm=False)
+    model, three = bert(), Bootstrap(60, 3)
+    TwinTrainer(model, args, train_dataset=sentences(), bootstrap=three, spread=0.5).train()
+    bars = re.findall(r"(\d twins[\w ]*): +100%\S*[^\r\n]* (\d+/\d+) ", capsys.readouterr().err)
+    assert ("3 twins", "6/6") in bars
+    assert ("3 twins settle", "3/3") in bars
+
+
     os.environ |= {"LOCAL_WORLD_SIZE": os.environ.get("WORLD_SIZE", "1"), "OMP_NUM_THREADS": "1"}  # as torchrun does
     data, found = spoken(), {}
     sgd = (torch.optim.SGD, {"lr": 0.1})

@@ -78,7 +78,8 @@ OFF = {
 REPLACED = (
     *("train", "get_train_dataloader", "create_optimizer", "_wrap_model", "training_step", "_get_num_items_in_batch"),
     *("_clip_grad_norm", "floating_point_ops", "_track_num_input_tokens", "evaluation_loop", "_save"),
-    *("_save_optimizer_and_scheduler", "_load_optimizer_and_scheduler", "_load_best_model"),
+    *("_save_optimizer_and_scheduler", "_load_optimizer_and_scheduler", "_load_best_model", "create_model_card"),
+    *("num_examples", "get_total_train_batch_size"),
 )
 if missing := [name for name in REPLACED if not hasattr(Trainer, name)]:
     raise ImportError(
@@ -174,6 +175,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         self._loader: PairedLoader  # made for each training
         self._trained: TrainedModel | None = None  # what `model` holds; None before training and while twins are ahead
         self._twins_are_ahead = False  # whether the twins have changed since `model` got their mean
+        self._steps: DataLoader[Any] | None = None  # of that loader
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, **options)
         self._refuse_unsupported()
         if train_dataset is not None:
@@ -317,8 +319,8 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         for p in Places(around.model, list(trained.partition.parameter_shapes)).read():
             p.requires_grad_()  # peft freezes an adapter that it loads
         around.optimizer = around.lr_scheduler = None
-        callbacks = [DefaultFlowCallback(), _TwinCallback(around)]
-        callbacks += [] if args.disable_tqdm else [ProgressCallback()]
+        callbacks = [DefaultFlowCallback(), *([] if args.disable_tqdm else [ProgressCallback()])]
+        callbacks += [_TwinCallback(around, "twins settle")]
         around.callback_handler = CallbackHandler(callbacks, around.model, around.processing_class, None, None)
         around.control = TrainerControl()
 
@@ -364,7 +366,18 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
             collate_fn=self._get_collator_with_removed_columns(self.data_collator, "training"),
         )
         options = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "multiprocessing_context")
-        return self._loader.dataloader(**{name: getattr(self.args, f"dataloader_{name}") for name in options})
+        self._steps = self._loader.dataloader(**{name: getattr(self.args, f"dataloader_{name}") for name in options})
+        return self._steps
+
+    def num_examples(self, dataloader: DataLoader[Any]) -> int:
+        """The samples of an epoch: in training, those that all twins read."""
+        own = dataloader is self._steps
+        return int(self._loader.bootstrap.counts.sum() if own else super().num_examples(dataloader))
+
+    def get_total_train_batch_size(self, args: Any) -> int:
+        """The samples of a step: those of all twins."""
+        of_one = int(super().get_total_train_batch_size(args))
+        return of_one * self.bootstrap.replicas // self.bootstrap.parts if self.bootstrap else of_one
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         return super().create_optimizer(self.twins)  # type: ignore[no-any-return]
@@ -433,8 +446,8 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
 class _TwinCallback(TrainerCallback):  # type: ignore[misc]
     """The parts of Algorithm 1 before and after a step: resets, pooled gradients and sigma."""
 
-    def __init__(self, trainer: TwinTrainer) -> None:
-        self.trainer, self.resumed_in_epoch, self.stepped = trainer, False, False
+    def __init__(self, trainer: TwinTrainer, name: str = "twins") -> None:
+        self.trainer, self.name, self.resumed_in_epoch, self.stepped = trainer, name, False, False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.resumed_in_epoch = (state.epoch or 0) % 1 != 0  # the reset before this epoch was done
@@ -467,6 +480,9 @@ class _TwinCallback(TrainerCallback):  # type: ignore[misc]
         self.trainer.twins.update()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        for callback in self.trainer.callback_handler.callbacks:
+            if (bar := getattr(callback, "training_bar", None)) is not None:  # a step of it is one of all twins
+                bar.set_description(f"{self.trainer.twins.replicas} {self.name}", refresh=False)
         self.trainer._update_model()
 
 
