@@ -3,17 +3,17 @@
 import importlib
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import peft
 import pytest
 import torch
-from accelerate.state import AcceleratorState
-from processes import together
 import transformers
 from accelerate.parallelism_config import ParallelismConfig
 from accelerate.state import AcceleratorState
@@ -22,6 +22,7 @@ from processes import together
 from safetensors.torch import load_file
 from sentences import arguments, bert, gpt2, inputs, sentences, spoken, tokenizer
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, Subset, TensorDataset
 from transformers import (
@@ -29,8 +30,8 @@ from transformers import (
     AutoTokenizer,
     BertForQuestionAnswering,
     BertForTokenClassification,
-    EarlyStoppingCallback,
     DataCollatorWithPadding,
+    EarlyStoppingCallback,
     ResNetConfig,
     ResNetForImageClassification,
     T5Config,
@@ -274,7 +275,6 @@ def test_predict_uses_the_calibrated_estimate_until_training_continues(tmp_path:
     assert not same(weights(trainer.estimate()), kept)
 
 
-def test_the_best_model_is_loaded_with_its_calibration(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lora", [False, True])
 def test_predictions_of_the_trainer_and_of_a_saved_model_have_the_sets_that_were_calibrated(
     tmp_path: Path, lora: bool
@@ -311,6 +311,7 @@ def test_predictions_of_the_trainer_and_of_a_saved_model_have_the_sets_that_were
     assert torch.equal(again.set(0.8), found.set(0.8))
 
 
+def test_the_best_model_is_loaded_with_its_calibration(tmp_path: Path) -> None:
     class Calibrating(TrainerCallback):
         """Sets another temperature in each epoch, before its checkpoint is written."""
 
@@ -657,7 +658,6 @@ def test_tokens_are_counted_and_sampling_may_be_sequential(tmp_path: Path) -> No
     assert not torch.equal(first["input_ids"], second["input_ids"])
 
 
-def shared_run(folder: str, size: int) -> Any:
 @pytest.mark.parametrize("kind", ["multinomial", "split"])
 @pytest.mark.parametrize("length", [{"num_train_epochs": 3}, {"max_steps": 24}])
 def test_samples_steps_and_tokens_of_a_run_are_those_of_all_twins(
@@ -694,6 +694,7 @@ def test_the_progress_bar_says_how_many_twins_a_step_is_of_and_when_they_settle(
     assert ("3 twins settle", "3/3") in bars
 
 
+def shared_run(folder: str, size: int) -> Any:
     os.environ |= {"LOCAL_WORLD_SIZE": os.environ.get("WORLD_SIZE", "1"), "OMP_NUM_THREADS": "1"}  # as torchrun does
     data, found = spoken(), {}
     sgd = (torch.optim.SGD, {"lr": 0.1})
@@ -797,6 +798,10 @@ def test_mistakes_get_one_sentence(tmp_path: Path) -> None:
         TwinTrainer(bert(), args).train()
     with pytest.raises(ValueError, match="FSDP and DeepSpeed shard the weights"):
         TwinTrainer(bert(), arguments(tmp_path, fsdp=True), train_dataset=data)
+    with pytest.raises(
+        ValueError, match=r"^args\.parallelism_config divides the model among processes, but twins need"
+    ):
+        TwinTrainer(bert(), arguments(tmp_path, parallelism_config=ParallelismConfig()), train_dataset=data)
     for name, value, said in REFUSED:
         with pytest.raises((TypeError, ValueError), match=said):
             TwinTrainer(**{"model": bert(), "args": args, "train_dataset": data, name: value})
@@ -820,6 +825,17 @@ def test_sharding_by_accelerate_is_refused(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Trainer, "create_accelerator_and_postprocess", believing)
     with pytest.raises(ValueError, match="FSDP and DeepSpeed shard the weights"):
         TwinTrainer(bert(), arguments(tmp_path), train_dataset=sentences())
+
+
+def trainer_of_shards(folder: str) -> None:
+    os.environ["LOCAL_WORLD_SIZE"] = os.environ["WORLD_SIZE"]  # as torchrun does
+    fully_shard(model := bert())
+    with pytest.raises(ValueError, match=r"^the model is sharded, but TwinTrainer wraps twins in DDP: write the loop"):
+        TwinTrainer(model, arguments(Path(folder)), train_dataset=sentences())
+
+
+def test_a_model_that_is_sharded_already_is_refused(tmp_path: Path) -> None:
+    together(trainer_of_shards, str(tmp_path))
 
 
 def test_encoder_decoder_models_predict_with_decoder_input_ids(
@@ -875,10 +891,6 @@ def storages(module: nn.Module, requires_grad: bool) -> set[int]:
 def test_twins_share_the_backbone_and_have_their_own_adapters(tmp_path: Path) -> None:
     model = adapted()
     backbone, adapters = storages(model, False), storages(model, True)
-    with pytest.raises(
-        ValueError, match=r"^args\.parallelism_config divides the model among processes, but twins need"
-    ):
-        TwinTrainer(bert(), arguments(tmp_path, parallelism_config=ParallelismConfig()), train_dataset=data)
     before = {name: p.clone() for name, p in model.named_parameters()}
     trainer = trained(model, tmp_path, num_train_epochs=1)
     first, second = trainer.twins
@@ -904,17 +916,6 @@ def test_a_checkpoint_of_adapters_has_no_backbone_and_resumes_bit_for_bit(tmp_pa
     other = TwinTrainer(adapted(lora_dropout=0.1), arguments(tmp_path / "b"), train_dataset=sentences())
     other.train(resume_from_checkpoint=str(folder))
     for (name, ours), theirs in zip(whole.twins.state_dict().items(), other.twins.state_dict().values(), strict=True):
-def trainer_of_shards(folder: str) -> None:
-    os.environ["LOCAL_WORLD_SIZE"] = os.environ["WORLD_SIZE"]  # as torchrun does
-    fully_shard(model := bert())
-    with pytest.raises(ValueError, match=r"^the model is sharded, but TwinTrainer wraps twins in DDP: write the loop"):
-        TwinTrainer(model, arguments(Path(folder)), train_dataset=sentences())
-
-
-def test_a_model_that_is_sharded_already_is_refused(tmp_path: Path) -> None:
-    together(trainer_of_shards, str(tmp_path))
-
-
         assert torch.equal(ours, theirs), name
 
 
@@ -970,6 +971,115 @@ def test_the_settings_of_the_estimate_are_saved_and_loaded(tmp_path: Path, lora:
     assert estimate.scores.settings == scores.settings
     x = {"input_ids": inputs(sentences())}
     assert torch.equal(estimate.predict(x, 4).std, trainer.estimate().predict(x, 4).std)
+
+
+class Hub:
+    """What huggingface_hub would send, instead of sending it."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, dict[str, bytes]]] = []
+
+    def create_repo(self, name: str, **options: Any) -> Any:
+        return SimpleNamespace(repo_id=f"me/{name}")
+
+    def upload_folder(self, *, folder_path: str, commit_message: str, **options: Any) -> Any:
+        files = {path.name: path.read_bytes() for path in Path(folder_path).iterdir() if path.is_file()}
+        self.sent.append((commit_message, files))
+        return SimpleNamespace(done=lambda: True, result=lambda: None)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+    found = Hub()
+    monkeypatch.setattr(transformers.trainer, "hf_api", lambda: found)
+    return found
+
+
+def published(folder: Path, lora: bool, **options: Any) -> TwinTrainer:
+    """A trained model with a tokenizer, whose backbone was loaded from a folder."""
+    bert().save_pretrained(folder / "base")
+    model = type(bert()).from_pretrained(folder / "base")
+    if lora:
+        model = peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"]))
+    args = arguments(folder / "out", eval_strategy="epoch", **options)
+    trainer = TwinTrainer(
+        model, args, train_dataset=sentences(), processing_class=tokenizer([f"w{i}" for i in range(8)])
+    )
+    trainer.train()
+    return trainer
+
+
+def code_in(card: str) -> str:
+    [found] = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    return str(found)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_model_card_has_the_numbers_and_code_that_loads_the_model_with_its_error_bars(
+    tmp_path: Path, lora: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = published(tmp_path, lora)
+    held_out = sentences(40, seed=1)
+    trainer.estimate().calibrate(held_out, samples=4, keep_scale=True, collate_fn=default_data_collator)
+    trainer.estimate().conformalize(held_out, samples=4, collate_fn=default_data_collator)
+    trainer.save_model()
+    trainer.create_model_card(tags="mine")
+    trainer.create_model_card(tags="mine")  # writes it anew
+    path = tmp_path / "out" / "README.md"
+    text, data = path.read_text(), ModelCard.load(path).data
+    assert text.count("## Error bars") == 1
+    assert data.tags.count("twinboot") == 1
+    assert data.library_name == ("peft" if lora else "transformers")
+    assert "### Training hyperparameters" in text  # of transformers
+    assert ("- PEFT" in text) == lora
+    rows = dict(re.findall(r"^\| ([\w ]+) \| (.*) \|$", text, re.M))
+    estimate, judged = trainer.estimate(), trainer.state.log_history[-2]
+    assert rows["evaluated on"] == "out-of-bag samples, which no twin saw, after step 16"
+    assert float(rows["loss"]) == pytest.approx(judged["eval_loss"], rel=1e-3)
+    assert float(rows["temperature"]) == pytest.approx(estimate.temperature, rel=1e-3)
+    assert float(rows["factor on sigma"]) == pytest.approx(estimate.scale, rel=1e-3)
+    assert rows["sets and intervals"] == "calibrated by 40 samples"
+    trained = [p for p in trainer.model.parameters() if p.requires_grad]
+    weights = sum(p.numel() for p in trained) - (0 if lora else 16)  # the embedding of the padding token stays 0
+    assert rows["weights with error bars"] == f"{weights} in {len(estimate.sigma)} groups"
+    expanded = zip(estimate.partition.expand(trained), trained, strict=True)
+    mean_square = sum(sigma.square().expand(p.shape).sum() for sigma, p in expanded) / weights
+    assert float(rows["sigma"]) == pytest.approx(mean_square.sqrt().item(), rel=2e-3)
+    for name, extreme in (("smallest", min), ("largest", max)):
+        group = extreme(estimate.sigma, key=lambda group: estimate.sigma[group].item())
+        assert rows[name] == f"{estimate.sigma[group].item():.4g} in `{group}`"
+
+    monkeypatch.chdir(tmp_path / "out")
+    names: dict[str, Any] = {}
+    exec(code_in(text), names)
+    expected = estimate.predict(["a text"], 4, tokenizer=trainer.processing_class)
+    torch.testing.assert_close(names["prediction"].probs, expected.probs)
+    assert torch.equal(names["prediction"].set(0.8), expected.set(0.8))
+    assert "tensor" in capsys.readouterr().out
+
+
+def test_a_card_of_a_model_that_was_not_trained_is_that_of_transformers(tmp_path: Path) -> None:
+    trainer = TwinTrainer(bert(), arguments(tmp_path), train_dataset=sentences())
+    trainer.create_model_card()
+    assert "Error bars" not in (tmp_path / "README.md").read_text()
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_what_is_pushed_has_the_model_with_its_sigma_and_a_card(tmp_path: Path, lora: bool, hub: Hub) -> None:
+    settings: dict[str, Any] = {"save_strategy": "epoch", "push_to_hub": True, "hub_model_id": "name"}
+    trainer = published(tmp_path, lora, **settings)
+    kind = "adapter_model.safetensors" if lora else "model.safetensors"
+    assert [message for message, _ in hub.sent] == ["Training in progress, epoch 1", "Training in progress, epoch 2"]
+    for step, (_, files) in zip((8, 16), hub.sent, strict=True):
+        saved = tmp_path / "out" / f"checkpoint-{step}"  # both files are of that epoch
+        assert files[kind] == (saved / kind).read_bytes()
+        (tmp_path / "pushed.safetensors").write_bytes(files["sigma.safetensors"])
+        assert same(load_file(tmp_path / "pushed.safetensors"), load_file(saved / "sigma.safetensors"))
+    trainer.push_to_hub()
+    message, files = hub.sent[-1]
+    assert message == "End of training"
+    assert {kind, "sigma.safetensors", "tokenizer.json", "README.md"} <= files.keys()
+    assert 'folder = snapshot_download("me/name")' in code_in(files["README.md"].decode())
 
 
 def test_the_best_adapter_is_loaded_with_its_sigma(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ from ..training.options import require_whole_weights
 from ..training.protocol import HUGGING_FACE, complete, refuse_settings
 from ..training.rounds import Settled, average_buffers, falling, least_of, settle_around, without_noise
 from ..training.validation import ENOUGH, FEW, Validation
+from . import card
 from .resuming import read_twins, write_twins
 
 __all__ = ["TwinTrainer", "load"]
@@ -66,8 +67,8 @@ MULTI_LABEL = "multi_label_classification"
 # The settings of an Estimate.
 DEFAULTS = {"temperature": 1.0, "scale": 1.0, "dropout": False, "task": None, "df_per_weight": None, "scores": None}
 SHARDED = "FSDP and DeepSpeed shard the weights, but twins need them whole: use torchrun with DDP."
-
 DIVIDED = "args.parallelism_config divides the model among processes, but twins need it whole: use torchrun with DDP."
+
 # What a Trainer does besides training: not while twins settle.
 OFF = {
     **dict.fromkeys(("eval_strategy", "save_strategy", "logging_strategy"), "no"),
@@ -162,20 +163,21 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         self.protocol = complete(protocol, HUGGING_FACE, "TwinTrainer", without=NOT_USED)
         args = TrainingArguments("tmp_trainer") if args is None else args
         _require_arguments(model, args)
+        self._unseen: Subset[Any] | None = None  # the evaluation data, if none were given
         if train_dataset is not None:
             require_map_style(train_dataset)
             bootstrap = Bootstrap(len(train_dataset), seed=args.seed) if bootstrap is None else bootstrap
             # Only to check the arguments: each training makes its own loader.
             PairedLoader(train_dataset, bootstrap, args.train_batch_size, drop_last=args.dataloader_drop_last)
             if eval_dataset is None and len(bootstrap.unseen):
-                eval_dataset = Subset(train_dataset, bootstrap.unseen.tolist())
+                self._unseen = eval_dataset = Subset(train_dataset, bootstrap.unseen.tolist())
         self.bootstrap = bootstrap
         self._current: _CurrentTwin | None = None
         self._current_model: nn.Module | None = None  # the one that `_current` has twins of
         self._loader: PairedLoader  # made for each training
+        self._steps: DataLoader[Any] | None = None  # of that loader
         self._trained: TrainedModel | None = None  # what `model` holds; None before training and while twins are ahead
         self._twins_are_ahead = False  # whether the twins have changed since `model` got their mean
-        self._steps: DataLoader[Any] | None = None  # of that loader
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, **options)
         self._refuse_unsupported()
         if train_dataset is not None:
@@ -423,8 +425,36 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         self._update_model()
         super()._save(output_dir, state_dict)
-        if self._trained is not None and self._trained.model is self.model and self.args.should_save:
-            self._trained.save(output_dir or self.args.output_dir)
+        self._save_sigma(output_dir or self.args.output_dir)
+
+    def _save_sigma(self, folder: str) -> None:
+        if self._has_sigma() and self.args.should_save:
+            os.makedirs(folder, exist_ok=True)
+            self._require_trained().save(folder)
+
+    def _has_sigma(self) -> bool:
+        return self._trained is not None and self._trained.model is self.model
+
+    def create_model_card(self, *args: Any, **options: Any) -> None:
+        """Write the README.md of `args.output_dir` as `Trainer.create_model_card` does, with a section on error bars.
+        `push_to_hub` calls it."""
+        super().create_model_card(*args, **options)
+        if not (self._has_sigma() and self.is_world_process_zero()):
+            return
+        trained, replicas = self._require_trained(), self.bootstrap.replicas if self.bootstrap else 2
+        has_tokenizer = (Path(self.args.output_dir) / "tokenizer_config.json").is_file()
+        about = trained.partition, trained.settings, self._last_evaluation(), self.hub_model_id, has_tokenizer
+        card.add_section(self.args.output_dir, self.model, replicas, *about)
+
+    def _last_evaluation(self) -> tuple[str, dict[str, Any]] | None:
+        """On which samples the model was evaluated last, or when it was best, and what was logged then."""
+        logged = [entry for entry in self.state.log_history if "eval_loss" in entry]
+        if self.args.load_best_model_at_end:
+            logged = [entry for entry in logged if entry["step"] == self.state.best_global_step] or logged
+        if not logged:
+            return None
+        unseen = self.eval_dataset is self._unseen
+        return "out-of-bag samples, which no twin saw" if unseen else "the evaluation data", logged[-1]
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
@@ -450,6 +480,9 @@ class _TwinCallback(TrainerCallback):  # type: ignore[misc]
         self.trainer, self.name, self.resumed_in_epoch, self.stepped = trainer, name, False, False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        for callback in self.trainer.callback_handler.callbacks:
+            if (bar := getattr(callback, "training_bar", None)) is not None:  # a step of it is one of all twins
+                bar.set_description(f"{self.trainer.twins.replicas} {self.name}", refresh=False)
         self.resumed_in_epoch = (state.epoch or 0) % 1 != 0  # the reset before this epoch was done
         self.stepped = state.global_step > 0  # resumed after a step: its reset was not done
 
@@ -479,10 +512,11 @@ class _TwinCallback(TrainerCallback):  # type: ignore[misc]
         self.stepped = True
         self.trainer.twins.update()
 
+    def on_push_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # The Trainer copies the files of a checkpoint there that it knows, and this is none of them.
+        self.trainer._save_sigma(args.output_dir)
+
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        for callback in self.trainer.callback_handler.callbacks:
-            if (bar := getattr(callback, "training_bar", None)) is not None:  # a step of it is one of all twins
-                bar.set_description(f"{self.trainer.twins.replicas} {self.name}", refresh=False)
         self.trainer._update_model()
 
 
@@ -534,6 +568,9 @@ def _require_arguments(model: Any, args: Any) -> None:
             raise ValueError(f"a seed of TrainingArguments must be between 0 and 2**32 - 1, not {seed!r}.")
     if args.fsdp:  # on a CPU, accelerate ignores it
         raise ValueError(SHARDED)
+    if args.parallelism_config is not None:
+        raise ValueError(DIVIDED)
+    require_whole_weights("TwinTrainer", model)
 
 
 def load(folder: str | os.PathLike[str], model: nn.Module) -> Estimate:
@@ -587,9 +624,6 @@ class TrainedModel:
         for name, shape in description["parameters"].items():
             if here.get(name) != tuple(shape):
                 found = here.get(name, "missing")
-    if args.parallelism_config is not None:
-        raise ValueError(DIVIDED)
-    require_whole_weights("TwinTrainer", model)
                 raise ValueError(
                     f"{str(path)!r} belongs to another model: {name!r} has shape {tuple(shape)} there, {found} here."
                 )
