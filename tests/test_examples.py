@@ -187,7 +187,7 @@ def tiny_encoder(folder: Path) -> None:
     from sentences import tokenizer
     from transformers import BertConfig, BertModel, set_seed
 
-    known = tokenizer(["my", "and", *sum(WORDS.values(), []), *EITHER])
+    known = tokenizer(["my", "and", *(word for words in WORDS.values() for word in words), *EITHER])
     known.save_pretrained(folder)
     set_seed(0)
     size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}

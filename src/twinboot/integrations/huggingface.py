@@ -10,6 +10,7 @@ prediction = trainer.predict(new)                    # .probs .std .entropy .mut
 trainer.estimate().calibrate(held_out)               # predict and save_model use its temperature and scale
 trainer.save_model(folder)                           # for any from_pretrained, with sigma.safetensors beside it
 estimate = load(folder, Model.from_pretrained(folder))
+estimate.predict(texts, tokenizer=tokenizer)
 """
 
 from __future__ import annotations
@@ -105,6 +106,9 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
       change. Checkpoints have the sigma of the training; a finished run that is resumed settles again, bit for bit.
     - A run resumed from a checkpoint equals the uninterrupted run bit for bit. It needs the same data and
       the same protocol. `twins.pt` in the checkpoint has the twins, without the backbone.
+    - A step is one of all twins, for schedules, the bar of progress and checkpoints. Numbers of samples, tokens and
+      operations are those of all twins.
+    - `push_to_hub` sends sigma with each model, and `create_model_card` adds the error bars to the card.
     - Under `torchrun`, the processes share each twin's batches (DDP). FSDP, DeepSpeed and several GPUs in one process
       raise an error.
     - The loss is that of `Trainer`. Models that accept `num_items_in_batch` but do not use it, such as BERT for
