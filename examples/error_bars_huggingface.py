@@ -7,7 +7,6 @@ import tempfile
 
 import torch
 from peft import LoraConfig, get_peft_model
-from torch.utils.data import TensorDataset
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed
 
 from twinboot import error_bars
@@ -33,10 +32,9 @@ args = TrainingArguments(
 )
 Trainer(model, args, train_dataset=rows).train()
 
-# The inputs in the order of the model's arguments, then the label.
-train = TensorDataset(tokens[:400], masks[:400], given)
+# Here all sentences have one length. Others need collate_fn=DataCollatorWithPadding(tokenizer).
 estimate = error_bars(
-    model, train, epochs=5, batch_size=32, optimizer=lambda p: torch.optim.AdamW(p, lr=5e-3), progress=False
+    model, rows, epochs=5, batch_size=32, optimizer=lambda p: torch.optim.AdamW(p, lr=5e-3), progress=False
 )
 
 test = {"input_ids": tokens[400:], "attention_mask": masks[400:]}

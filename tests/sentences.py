@@ -6,8 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
-from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel, TrainingArguments
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+    TrainingArguments,
+)
 
 SIZE = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
 
@@ -25,6 +33,17 @@ def inputs(data: list[dict[str, Any]]) -> Tensor:
 def bert(kind: Any = BertForSequenceClassification, **options: Any) -> Any:
     torch.manual_seed(1)
     return kind(BertConfig(**{"vocab_size": 12, "num_labels": 3, "max_position_embeddings": 8, **SIZE, **options}))
+
+
+def tokenizer(words: list[str]) -> Any:
+    """One that knows some words, and puts [CLS] before a text. The first four tokens are special."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    vocabulary = {word: number for number, word in enumerate([*special, *words])}
+    found = Tokenizer(models.WordLevel(vocabulary, "[UNK]"))
+    found.pre_tokenizer = pre_tokenizers.Whitespace()
+    found.post_processor = processors.TemplateProcessing("[CLS] $A", special_tokens=[("[CLS]", 2)])
+    named = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token"), special, strict=True))
+    return PreTrainedTokenizerFast(tokenizer_object=found, model_max_length=8, **named)
 
 
 def spoken(n: int = 60) -> list[dict[str, Any]]:

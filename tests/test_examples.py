@@ -1,6 +1,7 @@
 """The examples run as they are, and those that say nothing of an extra need none."""
 
 import os
+import random
 import re
 import subprocess
 import sys
@@ -175,6 +176,54 @@ def test_an_adapter_that_is_trained_gets_error_bars_from_small_members() -> None
     assert 0 < float(spread[1]) < 0.2
     assert sizes is not None
     assert int(sizes[1]) < 0.15 * int(sizes[2])
+
+
+WORDS = {"card": ["plastic", "chip", "pin"], "cash": ["coins", "notes"], "loan": ["debt", "interest", "house"]}
+EITHER = {"bank": ["card", "loan"], "money": ["cash", "loan"]}  # texts with these words may have either label
+
+
+def tiny_encoder(folder: Path) -> None:
+    """A small BERT with random weights, and its tokenizer."""
+    from sentences import tokenizer
+    from transformers import BertConfig, BertModel, set_seed
+
+    known = tokenizer(["my", "and", *(word for words in WORDS.values() for word in words), *EITHER])
+    known.save_pretrained(folder)
+    set_seed(0)
+    size = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = BertConfig(vocab_size=len(known), max_position_embeddings=8, initializer_range=0.3, **size)
+    BertModel(config).save_pretrained(folder)  # larger than usual: these weights stay random, and must tell words apart
+
+
+def test_a_csv_becomes_a_classifier_that_abstains_where_two_labels_are_as_likely(tmp_path: Path) -> None:
+    pytest.importorskip("peft", reason="the example needs the extra huggingface")
+    tiny_encoder(tmp_path / "encoder")
+    lines, choose = ["text,label"], random.Random(0)
+    for i in range(400):
+        if i % 3:
+            label = choose.choice(list(WORDS))
+            word = choose.choice(WORDS[label])
+        else:
+            word = choose.choice(list(EITHER))
+            label = choose.choice(EITHER[word])
+        lines.append(f'"my {word}, and my {word}",{label}')
+    (tmp_path / "texts.csv").write_text("\n".join(lines) + "\n")
+    options = ["--model", str(tmp_path / "encoder"), "--out", str(tmp_path / "found")]
+    command = [sys.executable, str(EXAMPLES / "abstain.py"), str(tmp_path / "texts.csv"), *options]
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    said = subprocess.run(command, capture_output=True, text=True, check=True, env=offline).stdout
+    sets = re.search(r"(\d+\.\d)% of 80 sets hold the right label; accuracy (0\.\d+)", said)
+    answers = re.search(r"answered (\d+\.\d)%, accuracy (\d\.\d+) there", said)
+    assert sets is not None
+    assert answers is not None
+    held, accuracy, answered, accuracy_there = map(float, (*sets.groups(), *answers.groups()))
+    # About 22 samples calibrate, and 80 are tested: a standard deviation of sqrt(0.09 / 24 + 0.09 / 80) = 7 %.
+    assert held > 90 - 4 * 7
+    assert 40 < answered < 95
+    assert accuracy_there > accuracy + 0.1
+    assert len(re.findall(r"^'my \w+, and my \w+': (\w+|not sure, \w+ or [\w ]+)$", said, re.M)) == 5
+    assert {"adapter_model.safetensors", "sigma.safetensors", "tokenizer.json"} <= set(os.listdir(tmp_path / "found"))
+    assert len((EXAMPLES / "abstain.py").read_text().splitlines()) < 60
 
 
 def test_an_ode_has_parameters_with_intervals(tmp_path: Path) -> None:

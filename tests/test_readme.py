@@ -28,7 +28,8 @@ RUN = {  # the number of Python blocks in each page; each is run by a test below
     "docs/intervals.md": 1,
     "docs/scikit-learn.md": 1,
     "docs/lightning.md": 1,
-    "docs/huggingface.md": 1,
+    "docs/huggingface.md": 2,
+    "docs/text.md": 4,
     "docs/serving.md": 1,
     "docs/inverse.md": 1,
 }
@@ -318,8 +319,10 @@ def test_the_limits_are_those_of_the_generated_page() -> None:
 @pytest.mark.parametrize("page", [README, "docs/huggingface.md"])
 def test_the_snippet_for_hugging_face_runs(page: str, tmp_path: Path, monkeypatch: Any) -> None:
     pytest.importorskip("peft", reason="the extra huggingface is not installed")
-    from sentences import arguments, bert, sentences
+    from sentences import arguments, bert, sentences, tokenizer
+    from transformers import default_data_collator
 
+    reader = tokenizer([f"w{i}" for i in range(8)])
     monkeypatch.chdir(tmp_path)
     names = {
         "base": bert(),
@@ -335,6 +338,18 @@ def test_the_snippet_for_hugging_face_runs(page: str, tmp_path: Path, monkeypatc
         assert names["prediction"].probs.shape == (5, 3)
         assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
         assert all(sigma > 0 for sigma in names["estimate"].sigma.values())
+        names |= {"held_out": sentences(20, seed=2), "collate": default_data_collator, "tokenizer": reader}
+        names["texts"] = ["w0 w1", "w2"]
+        exec(block_with(page, "tokenizer="), names)
+        assert names["prediction"].set(0.8).shape == (2, 3)
+        assert "## Error bars" in (tmp_path / "README.md").read_text()
+
+
+def test_the_page_on_text_has_the_example_that_a_test_runs_with_nothing_left_out() -> None:
+    code = (ROOT / "examples/abstain.py").read_text()
+    shown = blocks("docs/text.md")
+    start, end = code.index(shown[0]), code.index(shown[-1]) + len(shown[-1])
+    assert "\n".join(shown) == code[start:end]
 
 
 @pytest.mark.parametrize("page", [README, "docs/lightning.md"])

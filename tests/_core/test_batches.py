@@ -9,7 +9,7 @@ from loops import assert_same_bits
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_structure
 
-from twinboot._core.batches import collate, copied, loader_of, moved, usable
+from twinboot._core.batches import collate, copied, loader_of, moved, parted, usable
 
 
 def test_options_that_a_dataloader_does_not_take_get_a_sentence() -> None:
@@ -25,6 +25,34 @@ def test_samples_that_cannot_be_collated_get_a_sentence() -> None:
     for odd in ([object(), object()], [torch.zeros(2), torch.zeros(3)], list(np.zeros(2, ">f4").reshape(2, 1))):
         with pytest.raises(TypeError, match=r"^the samples cannot be collated into a batch, give a collate_fn: .*\.$"):
             collate(odd)
+
+
+def test_the_target_is_the_last_of_a_tuple_or_what_a_mapping_has_under_labels() -> None:
+    x, z, y = torch.zeros(2), torch.ones(2), torch.arange(2)
+    assert parted((x, y)) == ((x,), y)
+    assert parted([x, z, y]) == ((x, z), y)
+    for kind in (dict, UserDict):
+        assert parted(kind({"x": x, "labels": y, "z": z})) == ({"x": x, "z": z}, y)
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        (
+            torch.zeros(3),
+            r"^samples must be tuples of an input and a target, such as those of TensorDataset\(X, Y\)\.$",
+        ),
+        ([torch.zeros(3)], "^samples must be tuples of an input and a target"),
+        ({"x": torch.zeros(3)}, r'^samples that are mappings need their target under the key "labels"\.$'),
+        (
+            {"x": [torch.zeros(3)], "labels": torch.zeros(3)},
+            "^batches have a list for 'x', not a tensor: give a collat",
+        ),
+    ],
+)
+def test_a_batch_without_a_target_or_with_lists_gets_a_sentence(batch: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        parted(batch)
 
 
 def test_a_device_that_is_there_is_given_and_another_is_named_in_a_sentence() -> None:

@@ -1,10 +1,12 @@
 import copy
 import math
 import warnings
+from collections import UserDict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from loops import assert_same_bits, classes, mlp, pairs, seeded, train
@@ -187,6 +189,86 @@ def test_models_that_vmap_refuses_are_looped_over() -> None:
     assert_close(estimate.predict(X, 5), estimate.predict(X, 5, vectorize=False))
     with pytest.raises(RuntimeError):
         estimate.predict(X, 5, vectorize=True)
+
+
+class Words(nn.Module):
+    """Classifies texts by the mean of the embeddings of their words, of which 0 is padding."""
+
+    def __init__(self, each: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.each, self.embed, self.head = each, nn.Embedding(5, 4), nn.Linear(4, 3)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        found = self.embed(ids) * mask.unsqueeze(-1)
+        if self.each:
+            return self.head(found).movedim(-1, 1)  # type: ignore[no-any-return]
+        return self.head(found.sum(1) / mask.sum(1, keepdim=True))  # type: ignore[no-any-return]
+
+
+class Tokenizer:
+    """Splits texts at spaces and numbers the words, as a tokenizer of Hugging Face does."""
+
+    pad_token = "[PAD]"
+    words = ("[PAD]", "a", "b", "c", "d")
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[list[str], dict[str, Any]]] = []
+
+    def __call__(self, texts: list[str], **options: Any) -> UserDict[str, Tensor]:
+        self.asked.append((texts, options))
+        rows = [[self.words.index(word) for word in text.split()] for text in texts]
+        longest = max(map(len, rows))
+        ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows])
+        return UserDict({"ids": ids, "mask": (ids > 0).long()})
+
+
+TEXTS = ["a", "b c d", "d a", "c", "a b"]
+
+
+def test_texts_are_read_in_batches_each_once_and_padding_changes_nothing() -> None:
+    estimate, tokenizer = doubtful(Words()), Tokenizer()
+    found = estimate.predict(TEXTS, 6, tokenizer=tokenizer, batch_size=2)
+    told = {"padding": True, "truncation": True, "return_tensors": "pt"}
+    assert tokenizer.asked == [(TEXTS[:2], told), (TEXTS[2:4], told), (TEXTS[4:], told)]
+    assert_close(found, estimate.predict(dict(Tokenizer()(TEXTS)), 6))
+    assert (found.std > 0).all()
+    for texts in (tuple(TEXTS), np.array(TEXTS)):
+        assert_close(estimate.predict(texts, 6, tokenizer=tokenizer), found)
+
+
+def test_a_tokenizer_may_be_any_function_which_is_told_nothing() -> None:
+    def tokenize(texts: list[str]) -> dict[str, Tensor]:
+        return dict(Tokenizer()(texts))
+
+    estimate = doubtful(Words())
+    assert_close(estimate.predict(TEXTS, 6, tokenizer=tokenize), estimate.predict(TEXTS, 6, tokenizer=Tokenizer()))
+
+
+def test_mistakes_with_texts_get_one_sentence() -> None:
+    estimate, tokenizer = doubtful(Words()), Tokenizer()
+    must = "^with a tokenizer, x must be a list of texts, "
+    wrong: list[tuple[Any, Any, str]] = [
+        ("a b", tokenizer, must + r"not 'a b'\.$"),
+        (5, tokenizer, must + r"not 5\.$"),
+        (["a", 5], tokenizer, must + r"but x\[1\] is 5\.$"),
+        (X, tokenizer, must + r"but x\[0\] is tensor"),
+        ([], tokenizer, r"^x has no texts: give at least one\.$"),
+        (TEXTS, "bert", r"^tokenizer must be a function or None, not 'bert'\.$"),
+        (TEXTS, lambda texts: torch.zeros(5), "^tokenizer must give a mapping of tensors with a row for each text"),
+        (TEXTS, lambda texts: {"ids": [[1], [2]]}, "^tokenizer must give a mapping of tensors with a row for each"),
+        (TEXTS, lambda texts: {"ids": torch.ones(1, 2)}, "^tokenizer must give a mapping of tensors with a row for"),
+        (TEXTS, None, r"; for texts give tokenizer=\.$"),
+    ]
+    for texts, given, said in wrong:
+        with pytest.raises((TypeError, ValueError), match=said):
+            estimate.predict(texts, tokenizer=given)
+    with pytest.raises(TypeError, match=r"^give the tokenizer by its name: predict\(texts, tokenizer=tokenizer\)\.$"):
+        estimate.predict(TEXTS, tokenizer)  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match=r"^batches have outputs of shape \(3, 3\) and \(3, 2\): pad all inputs to one"
+    ):
+        doubtful(Words(each=True)).predict(TEXTS, tokenizer=tokenizer, batch_size=2)
 
 
 def test_inputs_may_be_tuples_or_mappings() -> None:

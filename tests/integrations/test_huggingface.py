@@ -3,25 +3,34 @@
 import importlib
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import peft
 import pytest
 import torch
+import transformers
+from accelerate.parallelism_config import ParallelismConfig
 from accelerate.state import AcceleratorState
+from huggingface_hub import ModelCard
 from processes import together
-from sentences import arguments, bert, gpt2, inputs, sentences, spoken
+from safetensors.torch import load_file
+from sentences import arguments, bert, gpt2, inputs, sentences, spoken, tokenizer
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader, Subset, TensorDataset
 from transformers import (
     AutoModelForSequenceClassification,
+    AutoTokenizer,
     BertForQuestionAnswering,
     BertForTokenClassification,
+    DataCollatorWithPadding,
     EarlyStoppingCallback,
     ResNetConfig,
     ResNetForImageClassification,
@@ -264,6 +273,42 @@ def test_predict_uses_the_calibrated_estimate_until_training_continues(tmp_path:
     assert (trainer.estimate().temperature, trainer.estimate().scale, trainer.estimate().dropout) == (1, 1, False)
     assert same(weights(estimate), kept)
     assert not same(weights(trainer.estimate()), kept)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_predictions_of_the_trainer_and_of_a_saved_model_have_the_sets_that_were_calibrated(
+    tmp_path: Path, lora: bool
+) -> None:
+    """The rows of the training serve to calibrate, with its collator."""
+    words = [f"w{i}" for i in range(8)]
+    known = tokenizer(words)
+    rows = [{**known(" ".join(words[token - 4] for token in row["input_ids"][:2])), **row} for row in sentences(90)]
+    rows = [{"input_ids": row["input_ids"][: 2 + i % 3], "labels": row["labels"]} for i, row in enumerate(rows)]
+    pad = DataCollatorWithPadding(known)
+    trainer = TwinTrainer(adapted() if lora else bert(), arguments(tmp_path), pad, rows, processing_class=known)
+    trainer.train()
+    held_out = sentences(90, seed=1)
+    trainer.estimate().calibrate(held_out[::2], samples=4, keep_scale=True, collate_fn=pad)
+    trainer.estimate().conformalize(held_out[1::2], samples=4, collate_fn=pad)
+    texts = ["w0 w1", "w2", "w3 w4 w5 w6"]
+    estimate = trainer.estimate()
+    found = estimate.predict(texts, 4, tokenizer=known, batch_size=2)
+    by_trainer = trainer.predict([known(text) for text in texts], 4)
+    torch.testing.assert_close(by_trainer.probs, found.probs)  # of batches that are padded otherwise
+    assert torch.equal(by_trainer.set(0.8), found.set(0.8))
+    with pytest.raises(ValueError, match="this prediction has no scores"):
+        trainer.predict([known(text) for text in texts], 4, seed=7).set(0.8)
+
+    trainer.save_model(str(tmp_path / "final"))
+    kind = AutoModelForSequenceClassification
+    plain = (
+        peft.PeftModel.from_pretrained(bert(), tmp_path / "final") if lora else kind.from_pretrained(tmp_path / "final")
+    )
+    again = load(tmp_path / "final", plain).predict(
+        texts, 4, tokenizer=AutoTokenizer.from_pretrained(tmp_path / "final")
+    )
+    torch.testing.assert_close(again.probs, found.probs)
+    assert torch.equal(again.set(0.8), found.set(0.8))
 
 
 def test_the_best_model_is_loaded_with_its_calibration(tmp_path: Path) -> None:
@@ -613,6 +658,42 @@ def test_tokens_are_counted_and_sampling_may_be_sequential(tmp_path: Path) -> No
     assert not torch.equal(first["input_ids"], second["input_ids"])
 
 
+@pytest.mark.parametrize("kind", ["multinomial", "split"])
+@pytest.mark.parametrize("length", [{"num_train_epochs": 3}, {"max_steps": 24}])
+def test_samples_steps_and_tokens_of_a_run_are_those_of_all_twins(
+    tmp_path: Path, kind: Any, length: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, read = sentences(64), list[int]()
+    monkeypatch.setattr(TwinTrainer, "training_step", _counting(TwinTrainer.training_step, read))
+    args = arguments(tmp_path, **length, include_num_input_tokens_seen="all")
+    trainer = TwinTrainer(bert(), args, train_dataset=data, bootstrap=Bootstrap(64, kind=kind, seed=5))
+    metrics = trainer.train().metrics
+    seconds, exact = metrics["train_runtime"], "max_steps" not in length  # else the Trainer takes all batches for full
+    assert metrics["train_samples_per_second"] * seconds == pytest.approx(sum(read), rel=0.001 if exact else 0.02)
+    assert metrics["train_steps_per_second"] * seconds == pytest.approx(trainer.state.global_step, rel=0.001)
+    assert trainer.state.num_input_tokens_seen == 5 * sum(read)
+    assert trainer.num_examples(trainer.get_eval_dataloader()) == len(trainer.bootstrap.unseen)
+
+
+def _counting(step: Any, read: list[int]) -> Any:
+    def counted(self: Any, model: Any, inputs: Any, *args: Any) -> Any:
+        read.append(sum(len(batch["labels"]) for batch in inputs))
+        return step(self, model, inputs, *args)
+
+    return counted
+
+
+def test_the_progress_bar_says_how_many_twins_a_step_is_of_and_when_they_settle(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = arguments(tmp_path, max_steps=6, disable_tqdm=False)
+    model, three = bert(), Bootstrap(60, 3)
+    TwinTrainer(model, args, train_dataset=sentences(), bootstrap=three, spread=0.5).train()
+    bars = re.findall(r"(\d twins[\w ]*): +100%\S*[^\r\n]* (\d+/\d+) ", capsys.readouterr().err)
+    assert ("3 twins", "6/6") in bars
+    assert ("3 twins settle", "3/3") in bars
+
+
 def shared_run(folder: str, size: int) -> Any:
     os.environ |= {"LOCAL_WORLD_SIZE": os.environ.get("WORLD_SIZE", "1"), "OMP_NUM_THREADS": "1"}  # as torchrun does
     data, found = spoken(), {}
@@ -636,6 +717,47 @@ def test_two_processes_take_the_same_step_as_one(tmp_path: Path) -> None:
         assert same(ours["twins"], theirs["twins"])
         assert ours["judged"] == theirs["judged"]
         assert torch.equal(ours["probs"], theirs["probs"])
+
+
+def settled_together(folder: str, replicas: int, accumulation: int) -> Any:
+    os.environ |= {"LOCAL_WORLD_SIZE": os.environ["WORLD_SIZE"], "OMP_NUM_THREADS": "1"}  # as torchrun does
+    data = sentences()
+    settings: dict[str, Any] = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": accumulation}
+    args = arguments(Path(folder), num_train_epochs=4, learning_rate=0.003, **settings)
+    around, make = list[TwinTrainer](), TwinTrainer._around
+    TwinTrainer._around = lambda *given: around.append(make(*given)) or around[-1]  # in a process of its own
+    bootstrap = Bootstrap(len(data), replicas, seed=args.seed)
+    model = bert(hidden_dropout_prob=0.1)
+    trainer = TwinTrainer(model, args, train_dataset=data, bootstrap=bootstrap, spread=0.5)
+    trainer.train()
+    estimate = trainer.estimate()
+    return {
+        "settled": weights(around[-1].twins),
+        "steps": around[-1].state.global_step,
+        "model": weights(trainer.model),
+        "sigma": estimate.sigma,
+        "scale": estimate.scale,
+        "of training": trainer.twins.sigma,
+        "std": trainer.predict(data, 4).std,
+    }
+
+
+@pytest.mark.parametrize(("replicas", "accumulation"), [(2, 1), (3, 2)])
+def test_processes_that_share_twins_end_with_one_sigma_and_scale_of_settled_twins(
+    tmp_path: Path, replicas: int, accumulation: int
+) -> None:
+    first, second = together(settled_together, str(tmp_path), replicas, accumulation)
+    for name in ("settled", "model", "sigma"):
+        assert same(first[name], second[name]), name
+    assert first["scale"] == second["scale"]
+    assert 0 < first["scale"] < math.inf
+    assert first["scale"] != 1
+    for group, sigma in first["sigma"].items():
+        assert sigma.isfinite().all()
+        assert (sigma > 0).all()
+        assert not torch.equal(sigma, first["of training"][group])
+    assert torch.equal(first["std"], second["std"])
+    assert first["steps"] == 16 // accumulation  # half of four epochs, in which both read eight batches
 
 
 REFUSED: list[tuple[str, Any, str]] = [
@@ -676,6 +798,10 @@ def test_mistakes_get_one_sentence(tmp_path: Path) -> None:
         TwinTrainer(bert(), args).train()
     with pytest.raises(ValueError, match="FSDP and DeepSpeed shard the weights"):
         TwinTrainer(bert(), arguments(tmp_path, fsdp=True), train_dataset=data)
+    with pytest.raises(
+        ValueError, match=r"^args\.parallelism_config divides the model among processes, but twins need"
+    ):
+        TwinTrainer(bert(), arguments(tmp_path, parallelism_config=ParallelismConfig()), train_dataset=data)
     for name, value, said in REFUSED:
         with pytest.raises((TypeError, ValueError), match=said):
             TwinTrainer(**{"model": bert(), "args": args, "train_dataset": data, name: value})
@@ -699,6 +825,17 @@ def test_sharding_by_accelerate_is_refused(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Trainer, "create_accelerator_and_postprocess", believing)
     with pytest.raises(ValueError, match="FSDP and DeepSpeed shard the weights"):
         TwinTrainer(bert(), arguments(tmp_path), train_dataset=sentences())
+
+
+def trainer_of_shards(folder: str) -> None:
+    os.environ["LOCAL_WORLD_SIZE"] = os.environ["WORLD_SIZE"]  # as torchrun does
+    fully_shard(model := bert())
+    with pytest.raises(ValueError, match=r"^the model is sharded, but TwinTrainer wraps twins in DDP: write the loop"):
+        TwinTrainer(model, arguments(Path(folder)), train_dataset=sentences())
+
+
+def test_a_model_that_is_sharded_already_is_refused(tmp_path: Path) -> None:
+    together(trainer_of_shards, str(tmp_path))
 
 
 def test_encoder_decoder_models_predict_with_decoder_input_ids(
@@ -834,6 +971,115 @@ def test_the_settings_of_the_estimate_are_saved_and_loaded(tmp_path: Path, lora:
     assert estimate.scores.settings == scores.settings
     x = {"input_ids": inputs(sentences())}
     assert torch.equal(estimate.predict(x, 4).std, trainer.estimate().predict(x, 4).std)
+
+
+class Hub:
+    """What huggingface_hub would send, instead of sending it."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, dict[str, bytes]]] = []
+
+    def create_repo(self, name: str, **options: Any) -> Any:
+        return SimpleNamespace(repo_id=f"me/{name}")
+
+    def upload_folder(self, *, folder_path: str, commit_message: str, **options: Any) -> Any:
+        files = {path.name: path.read_bytes() for path in Path(folder_path).iterdir() if path.is_file()}
+        self.sent.append((commit_message, files))
+        return SimpleNamespace(done=lambda: True, result=lambda: None)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+    found = Hub()
+    monkeypatch.setattr(transformers.trainer, "hf_api", lambda: found)
+    return found
+
+
+def published(folder: Path, lora: bool, **options: Any) -> TwinTrainer:
+    """A trained model with a tokenizer, whose backbone was loaded from a folder."""
+    bert().save_pretrained(folder / "base")
+    model = type(bert()).from_pretrained(folder / "base")
+    if lora:
+        model = peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"]))
+    args = arguments(folder / "out", eval_strategy="epoch", **options)
+    trainer = TwinTrainer(
+        model, args, train_dataset=sentences(), processing_class=tokenizer([f"w{i}" for i in range(8)])
+    )
+    trainer.train()
+    return trainer
+
+
+def code_in(card: str) -> str:
+    [found] = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    return str(found)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_model_card_has_the_numbers_and_code_that_loads_the_model_with_its_error_bars(
+    tmp_path: Path, lora: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = published(tmp_path, lora)
+    held_out = sentences(40, seed=1)
+    trainer.estimate().calibrate(held_out, samples=4, keep_scale=True, collate_fn=default_data_collator)
+    trainer.estimate().conformalize(held_out, samples=4, collate_fn=default_data_collator)
+    trainer.save_model()
+    trainer.create_model_card(tags="mine")
+    trainer.create_model_card(tags="mine")  # writes it anew
+    path = tmp_path / "out" / "README.md"
+    text, data = path.read_text(), ModelCard.load(path).data
+    assert text.count("## Error bars") == 1
+    assert data.tags.count("twinboot") == 1
+    assert data.library_name == ("peft" if lora else "transformers")
+    assert "### Training hyperparameters" in text  # of transformers
+    assert ("- PEFT" in text) == lora
+    rows = dict(re.findall(r"^\| ([\w ]+) \| (.*) \|$", text, re.M))
+    estimate, judged = trainer.estimate(), trainer.state.log_history[-2]
+    assert rows["evaluated on"] == "out-of-bag samples, which no twin saw, after step 16"
+    assert float(rows["loss"]) == pytest.approx(judged["eval_loss"], rel=1e-3)
+    assert float(rows["temperature"]) == pytest.approx(estimate.temperature, rel=1e-3)
+    assert float(rows["factor on sigma"]) == pytest.approx(estimate.scale, rel=1e-3)
+    assert rows["sets and intervals"] == "calibrated by 40 samples"
+    trained = [p for p in trainer.model.parameters() if p.requires_grad]
+    weights = sum(p.numel() for p in trained) - (0 if lora else 16)  # the embedding of the padding token stays 0
+    assert rows["weights with error bars"] == f"{weights} in {len(estimate.sigma)} groups"
+    expanded = zip(estimate.partition.expand(trained), trained, strict=True)
+    mean_square = sum(sigma.square().expand(p.shape).sum() for sigma, p in expanded) / weights
+    assert float(rows["sigma"]) == pytest.approx(mean_square.sqrt().item(), rel=2e-3)
+    for name, extreme in (("smallest", min), ("largest", max)):
+        group = extreme(estimate.sigma, key=lambda group: estimate.sigma[group].item())
+        assert rows[name] == f"{estimate.sigma[group].item():.4g} in `{group}`"
+
+    monkeypatch.chdir(tmp_path / "out")
+    names: dict[str, Any] = {}
+    exec(code_in(text), names)
+    expected = estimate.predict(["a text"], 4, tokenizer=trainer.processing_class)
+    torch.testing.assert_close(names["prediction"].probs, expected.probs)
+    assert torch.equal(names["prediction"].set(0.8), expected.set(0.8))
+    assert "tensor" in capsys.readouterr().out
+
+
+def test_a_card_of_a_model_that_was_not_trained_is_that_of_transformers(tmp_path: Path) -> None:
+    trainer = TwinTrainer(bert(), arguments(tmp_path), train_dataset=sentences())
+    trainer.create_model_card()
+    assert "Error bars" not in (tmp_path / "README.md").read_text()
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_what_is_pushed_has_the_model_with_its_sigma_and_a_card(tmp_path: Path, lora: bool, hub: Hub) -> None:
+    settings: dict[str, Any] = {"save_strategy": "epoch", "push_to_hub": True, "hub_model_id": "name"}
+    trainer = published(tmp_path, lora, **settings)
+    kind = "adapter_model.safetensors" if lora else "model.safetensors"
+    assert [message for message, _ in hub.sent] == ["Training in progress, epoch 1", "Training in progress, epoch 2"]
+    for step, (_, files) in zip((8, 16), hub.sent, strict=True):
+        saved = tmp_path / "out" / f"checkpoint-{step}"  # both files are of that epoch
+        assert files[kind] == (saved / kind).read_bytes()
+        (tmp_path / "pushed.safetensors").write_bytes(files["sigma.safetensors"])
+        assert same(load_file(tmp_path / "pushed.safetensors"), load_file(saved / "sigma.safetensors"))
+    trainer.push_to_hub()
+    message, files = hub.sent[-1]
+    assert message == "End of training"
+    assert {kind, "sigma.safetensors", "tokenizer.json", "README.md"} <= files.keys()
+    assert 'folder = snapshot_download("me/name")' in code_in(files["README.md"].decode())
 
 
 def test_the_best_adapter_is_loaded_with_its_sigma(tmp_path: Path) -> None:

@@ -1232,6 +1232,44 @@ def test_draws_spread_as_the_twins_that_settled_and_the_mean_stays_the_same(monk
     assert abs(drawn / ((first - second).square() / 2).mean() - 1) < 4 * math.sqrt(2 / (DRAWS - 1))
 
 
+def settled_together() -> Any:
+    def ddp(**options: Any) -> pl.Trainer:
+        strategy = DDPStrategy(cluster_environment=TorchElasticEnvironment())
+        return trainer(strategy=strategy, devices=2, use_distributed_sampler=False, **options)
+
+    made, make = list[Any](), integration._Settling.__init__
+    integration._Settling.__init__ = lambda self, *args: made.append(self) or make(self, *args)  # in its own process
+    twins = TwinModule(Net(norm=True, dropout=0.2), DATA, batch_size=5)
+    ddp(max_epochs=3).fit(twins)
+    trained = twins.estimate()
+    estimate = twins.settle(ddp(**QUICK), task="classification")
+    [settling] = made
+    return {
+        "settled": snapshot(settling.twins),
+        "module": snapshot(estimate.module),
+        "before": snapshot(trained.module),
+        "sigma": estimate.sigma,
+        "of training": trained.sigma,
+        "scale": estimate.scale,
+        "std": estimate.predict(DATA.tensors[0], 4).std,
+    }
+
+
+def test_processes_that_share_twins_end_with_one_sigma_and_scale_of_settled_twins() -> None:
+    first, second = together(settled_together)
+    for name in ("settled", "module", "sigma"):
+        assert_same_bits(first[name], second[name])
+    assert_same_bits(first["module"], first["before"])
+    assert first["scale"] == second["scale"]
+    assert 0 < first["scale"] < math.inf
+    assert first["scale"] != 1
+    for group, sigma in first["sigma"].items():
+        assert sigma.isfinite().all()
+        assert (sigma > 0).all()
+        assert not torch.equal(sigma, first["of training"][group])
+    assert torch.equal(first["std"], second["std"])
+
+
 def test_settling_equals_the_plain_loop() -> None:
     """The optimizer's rate, whatever the module's scheduler has made of it, times the factor, and falling to 0."""
 

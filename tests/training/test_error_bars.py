@@ -372,6 +372,55 @@ def test_a_model_that_returns_an_object_with_logits_is_trained_as_one_that_retur
     torch.testing.assert_close(wrapped.predict(X).probs, plain.predict(X).probs)
 
 
+class Named(nn.Module):
+    """Takes its inputs by their names, as a model of Hugging Face does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = normed()
+
+    def forward(self, *, values: Tensor, factor: Tensor) -> Output:
+        return Output(self.inner(values * factor[:, None]))
+
+
+class InOrder(Named):
+    def forward(self, values: Tensor, factor: Tensor) -> Output:
+        return super().forward(values=values, factor=factor)
+
+
+def named_rows(data: TensorDataset) -> list[dict[str, Any]]:
+    """Samples as a tokenizer gives them: with lists, which need a collator."""
+    return [{"values": x.tolist(), "factor": 2.0, "labels": y.item()} for x, y in data]
+
+
+def collator(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
+    return {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
+
+
+@pytest.mark.parametrize("keep", ["members", "sigma"])
+def test_samples_may_be_mappings_with_labels(keep: Any) -> None:
+    held_out = blobs(60, seed=1)
+    tuples = [
+        TensorDataset(x, torch.full((len(x),), 2.0), y) for x, y in (data.tensors for data in (blobs(), held_out))
+    ]
+    torch.manual_seed(0)
+    in_order, named = InOrder(), Named()
+    named.load_state_dict(in_order.state_dict())
+    expected = bars(in_order, tuples[0], keep=keep, calibration=tuples[1])
+    rows: dict[str, Any] = {"calibration": named_rows(held_out), "collate_fn": collator}
+    found = bars(named, named_rows(blobs()), keep=keep, **rows)
+    x = {"values": X, "factor": torch.full((len(X),), 2.0)}
+    ours, theirs = found.predict(x), expected.predict(tuple(x.values()))
+    assert torch.equal(ours.probs, theirs.probs)
+    assert torch.equal(ours.std, theirs.std)
+    assert torch.equal(ours.set(0.8), theirs.set(0.8))
+    found.calibrate(rows["calibration"], collate_fn=collator)
+    expected.calibrate(tuples[1])
+    assert found.temperature == expected.temperature != 1
+    with pytest.raises(TypeError, match=r"^batches have a list for 'values', not a tensor: give a collate_fn, such as"):
+        bars(named, named_rows(blobs()))
+
+
 @pytest.mark.parametrize("keep", ["members", "sigma"])
 @pytest.mark.parametrize("done", [1, 2, 3, 4, 5, 6])
 def test_a_run_that_stops_after_any_epoch_goes_on_bit_for_bit(done: int, keep: Any, tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from torch.utils.data import DataLoader, default_collate
 
 from .checks import one_line, require_types
 
+LABELS = "labels"  # the key of the target in batches that are mappings
+
 
 def loader_of(dataset: Any, **options: Any) -> DataLoader[Any]:
     """`DataLoader(dataset, **options)`. Samples are collated by `collate` unless the options have a `collate_fn`."""
@@ -30,6 +32,24 @@ def collate(samples: list[Any]) -> Any:
         return default_collate(samples)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"the samples cannot be collated into a batch, give a collate_fn: {one_line(error)}.") from None
+
+
+def parted(batch: Any) -> tuple[Any, Any]:
+    """The inputs of a batch, as arguments of a model, and its target: the last element of a tuple or list, or what a
+    mapping has under "labels", as those of Hugging Face do."""
+    if isinstance(batch, Mapping):
+        if LABELS not in batch:
+            raise TypeError(f'samples that are mappings need their target under the key "{LABELS}".')
+        for name, value in batch.items():
+            if isinstance(value, (list, tuple)):
+                raise TypeError(
+                    f"batches have a {type(value).__name__} for {name!r}, not a tensor: give a collate_fn, such as "
+                    "DataCollatorWithPadding(tokenizer) of transformers."
+                )
+        return {name: value for name, value in batch.items() if name != LABELS}, batch[LABELS]
+    if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+        raise TypeError("samples must be tuples of an input and a target, such as those of TensorDataset(X, Y).")
+    return tuple(batch[:-1]), batch[-1]
 
 
 def usable(device: str | int | torch.device) -> torch.device:

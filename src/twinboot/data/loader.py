@@ -274,6 +274,13 @@ def _with_weight(batch: Any, weight: Tensor) -> Any:
     raise TypeError(f'resample="counts" needs batches of tensors, tuples or mappings, not {type(batch).__name__}.')
 
 
+def without_weight(batch: Any) -> tuple[Any, Tensor]:
+    """A batch of `resample="counts"` as the dataset gave it, and its weights."""
+    if isinstance(batch, Mapping):
+        return {name: value for name, value in batch.items() if name != WEIGHT}, batch[WEIGHT]
+    return batch[:-1], batch[-1]
+
+
 def require_map_style(dataset: Any) -> None:
     scalar = getattr(dataset, "ndim", 1) == 0  # has both methods, which fail
     methods = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .._core.batches import loader_of
+from .._core.batches import loader_of, parted
 from .._core.checks import require_tensor, shown
 from .prediction import Task, like, require_labels
 
@@ -84,9 +84,7 @@ class Values(Target):
         return (self.values - means.mean(0)).square(), spread + temperature * log_variances.exp().mean(0)
 
 
-def read(
-    dataset: Dataset[Any], task: Task, batch_size: int, options: Mapping[str, Any]
-) -> tuple[list[tuple[Any, ...]], Tensor]:
+def read(dataset: Dataset[Any], task: Task, batch_size: int, options: Mapping[str, Any]) -> tuple[list[Any], Tensor]:
     """The inputs of a dataset in batches, and all targets."""
     scalar = getattr(dataset, "ndim", 1) == 0  # has both methods, which fail
     if scalar or not (hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")):
@@ -94,16 +92,15 @@ def read(
     batches = list(loader_of(dataset, batch_size=batch_size, **{"generator": torch.Generator(), **options}))
     if not batches:
         raise ValueError("the dataset is empty: there is nothing to calibrate by.")
-    if not all(isinstance(batch, (tuple, list)) and len(batch) > 1 for batch in batches):
-        raise TypeError("samples of the dataset must be tuples of an input and a target.")
-    for batch in batches:
-        require_tensor("the targets of the dataset", batch[-1])
-    targets = torch.cat([batch[-1] for batch in batches])
+    inputs, found = zip(*map(parted, batches), strict=True)
+    for target in found:
+        require_tensor("the targets of the dataset", target)
+    targets = torch.cat(found)
     if task == "classification" and (targets.ndim != 1 or targets.is_floating_point()):
         raise TypeError('calibration needs one integer label for each sample; for values, give task="gaussian".')
     if not targets.isfinite().all():
         raise ValueError("some targets are not finite: look for bad samples.")
-    return [tuple(batch[:-1]) for batch in batches], targets
+    return list(inputs), targets
 
 
 def target_of(task: Task, targets: Tensor, outputs: Tensor) -> Target:

@@ -32,7 +32,7 @@ from .._core.ranks import refuse_copy, whole
 from .._core.tensors import mean, overwrite_, wide
 from ..groups import Partition, fixed_entries
 from . import calibration, conformal, degrees, files
-from .forward import Chunks, chunks_of, dropping, evaluating, first_tensor, run_model
+from .forward import Chunks, chunks_of, chunks_of_texts, dropping, evaluating, first_tensor, run_model
 from .members import Members
 from .prediction import TASKS, Moments, Prediction, Task, combine, like
 from .statistics import averaged, norm_layers, refill_statistics
@@ -138,6 +138,7 @@ class Estimate(nn.Module):
         samples: int | None = None,
         task: Task | None = None,
         *,
+        tokenizer: Callable[..., Mapping[str, Any]] | None = None,
         batch_size: int = 256,
         scale: float | None = None,
         seed: SupportsIndex = 0,
@@ -150,18 +151,23 @@ class Estimate(nn.Module):
 
         Args:
             x: a tensor, or a tuple or mapping of tensors (the model's arguments), with the inputs along dimension 0.
+                With a tokenizer, a list of texts.
             samples: number of draws of the weights, by default 32; 0 predicts with `module` alone. Of an estimate with
                 members, at most so many of them, the last ones; by default all.
             task: `"classification"`: the model returns logits along dimension 1, and probabilities are averaged over
                 the draws. `"regression"`: it returns values. `"gaussian"`: it returns means, then as many
                 log-variances, along the last dimension. An object with an attribute `logits` may hold any of these.
                 Default: `estimate.task`.
+            tokenizer: that of a Hugging Face model, which is then told to pad and to truncate; or any function from a
+                list of texts to a mapping of tensors (the model's arguments).
             batch_size: inputs per forward pass. It bounds the memory used beyond that of the result.
             scale: multiplies sigma. Default: `estimate.scale`. Members have none.
             seed: the same seed gives the same draws. Dropout masks also depend on `batch_size`.
             vectorize: run several draws at once with `torch.func.vmap`, or one after another; results agree up to
                 rounding. Default: vectorize small models that vmap can run.
         """
+        if callable(samples):
+            raise TypeError("give the tokenizer by its name: predict(texts, tokenizer=tokenizer).")
         require_types(Estimate.predict, locals())
         samples = self._samples(samples)
         require_samples(samples)
@@ -177,7 +183,8 @@ class Estimate(nn.Module):
                 stacklevel=2,
             )
         device = self.partition.sigma.device
-        chunks = chunks_of(x, batch_size, device)
+        read = chunks_of if tokenizer is None else partial(chunks_of_texts, tokenizer=tokenizer)
+        chunks = read(x, size=batch_size, device=device)
         draws = self._draws(samples, seed)
         dropout = self.dropout if samples else False
         same = self.scores is not None and self.scores.settings == self._settings(samples, task, scale, seed)

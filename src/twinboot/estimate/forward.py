@@ -7,7 +7,7 @@ call of `torch.nn.functional.dropout` in a model's forward cannot be switched on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -69,6 +69,8 @@ def chunks_of(x: Any, size: int, device: torch.device) -> Chunks:
     lengths = {len(t) for t in tensors if t.ndim}
     if len(lengths) != 1:
         advice = {np.ndarray: "; use torch.from_numpy(x)", DataLoader: "; call predict for each batch"}.get(type(x), "")
+        if any(isinstance(arg, str) for arg in args):
+            advice = "; for texts give tokenizer="
         raise ValueError(
             "x must be a tensor, or a tuple or mapping of tensors, with the same number of inputs along dimension 0; "
             f"found {sorted(lengths) or f'no tensor in {type(x).__name__}'}{advice}."
@@ -82,6 +84,32 @@ def chunks_of(x: Any, size: int, device: torch.device) -> Chunks:
         return copied(parts, device)
 
     return [partial(chunk, start) for start in range(0, max(lengths.pop(), 1), size)]
+
+
+def chunks_of_texts(texts: Any, tokenizer: Callable[..., Mapping[str, Any]], size: int, device: torch.device) -> Chunks:
+    """The same for texts. Each chunk is read by the tokenizer once, for all draws, and padded to its own longest text.
+
+    A tokenizer of Hugging Face is told to pad, to truncate and to give tensors. Any other function of a list of texts
+    does as it will.
+    """
+    if isinstance(texts, str) or not isinstance(texts, Iterable):
+        raise TypeError(f"with a tokenizer, x must be a list of texts, not {shown(texts)}.")
+    texts = list(texts)
+    for place, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(f"with a tokenizer, x must be a list of texts, but x[{place}] is {shown(text)}.")
+    if not texts:
+        raise ValueError("x has no texts: give at least one.")
+    # The attribute by which its tokenizers are known without an import of transformers.
+    options = {"padding": True, "truncation": True, "return_tensors": "pt"} if hasattr(tokenizer, "pad_token") else {}
+    batches = []
+    for part in (texts[start : start + size] for start in range(0, len(texts), size)):
+        batch = tokenizer(part, **options)
+        rows = batch.values() if isinstance(batch, Mapping) else [None]
+        if not all(isinstance(t, Tensor) and t.ndim and len(t) == len(part) for t in rows):
+            raise TypeError("tokenizer must give a mapping of tensors with a row for each text: let it pad the texts.")
+        batches.append(dict(batch))
+    return [partial(copied, batch, device) for batch in batches]
 
 
 @contextmanager

@@ -311,6 +311,9 @@ def combine(parts: list[Moments], df: Tensor | None = None, centers: list[Tensor
         df: the degrees of freedom of the distribution that was drawn from; n draws have n - 1 of their own.
         centers: for each chunk the outputs of the model that intervals are centered at; by default the mean of draws.
     """
+    first, *others = dict.fromkeys(tuple(p.values.mean.shape[1:]) for p in parts)
+    if others:
+        raise ValueError(f"batches have outputs of shape {first} and {others[0]}: pad all inputs to one length.")
     task, draws = parts[0].task, parts[0].values.count
     own = torch.cat([p.own / draws for p in parts if isinstance(p.own, Tensor)]) if task != "regression" else None
     mean = torch.cat([p.values.mean for p in parts])

@@ -10,6 +10,7 @@ prediction = trainer.predict(new)                    # .probs .std .entropy .mut
 trainer.estimate().calibrate(held_out)               # predict and save_model use its temperature and scale
 trainer.save_model(folder)                           # for any from_pretrained, with sigma.safetensors beside it
 estimate = load(folder, Model.from_pretrained(folder))
+estimate.predict(texts, tokenizer=tokenizer)
 """
 
 from __future__ import annotations
@@ -52,9 +53,11 @@ from ..estimate import files, spread
 from ..estimate.forward import evaluating
 from ..estimate.prediction import TASKS, Task
 from ..groups import Partition, assign, fixed_entries
+from ..training.options import require_whole_weights
 from ..training.protocol import HUGGING_FACE, complete, refuse_settings
 from ..training.rounds import Settled, average_buffers, falling, least_of, settle_around, without_noise
 from ..training.validation import ENOUGH, FEW, Validation
+from . import card
 from .resuming import read_twins, write_twins
 
 __all__ = ["TwinTrainer", "load"]
@@ -65,6 +68,7 @@ MULTI_LABEL = "multi_label_classification"
 # The settings of an Estimate.
 DEFAULTS = {"temperature": 1.0, "scale": 1.0, "dropout": False, "task": None, "df_per_weight": None, "scores": None}
 SHARDED = "FSDP and DeepSpeed shard the weights, but twins need them whole: use torchrun with DDP."
+DIVIDED = "args.parallelism_config divides the model among processes, but twins need it whole: use torchrun with DDP."
 
 # What a Trainer does besides training: not while twins settle.
 OFF = {
@@ -76,7 +80,8 @@ OFF = {
 REPLACED = (
     *("train", "get_train_dataloader", "create_optimizer", "_wrap_model", "training_step", "_get_num_items_in_batch"),
     *("_clip_grad_norm", "floating_point_ops", "_track_num_input_tokens", "evaluation_loop", "_save"),
-    *("_save_optimizer_and_scheduler", "_load_optimizer_and_scheduler", "_load_best_model"),
+    *("_save_optimizer_and_scheduler", "_load_optimizer_and_scheduler", "_load_best_model", "create_model_card"),
+    *("num_examples", "get_total_train_batch_size"),
 )
 if missing := [name for name in REPLACED if not hasattr(Trainer, name)]:
     raise ImportError(
@@ -101,6 +106,9 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
       change. Checkpoints have the sigma of the training; a finished run that is resumed settles again, bit for bit.
     - A run resumed from a checkpoint equals the uninterrupted run bit for bit. It needs the same data and
       the same protocol. `twins.pt` in the checkpoint has the twins, without the backbone.
+    - A step is one of all twins, for schedules, the bar of progress and checkpoints. Numbers of samples, tokens and
+      operations are those of all twins.
+    - `push_to_hub` sends sigma with each model, and `create_model_card` adds the error bars to the card.
     - Under `torchrun`, the processes share each twin's batches (DDP). FSDP, DeepSpeed and several GPUs in one process
       raise an error.
     - The loss is that of `Trainer`. Models that accept `num_items_in_batch` but do not use it, such as BERT for
@@ -159,17 +167,19 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         self.protocol = complete(protocol, HUGGING_FACE, "TwinTrainer", without=NOT_USED)
         args = TrainingArguments("tmp_trainer") if args is None else args
         _require_arguments(model, args)
+        self._unseen: Subset[Any] | None = None  # the evaluation data, if none were given
         if train_dataset is not None:
             require_map_style(train_dataset)
             bootstrap = Bootstrap(len(train_dataset), seed=args.seed) if bootstrap is None else bootstrap
             # Only to check the arguments: each training makes its own loader.
             PairedLoader(train_dataset, bootstrap, args.train_batch_size, drop_last=args.dataloader_drop_last)
             if eval_dataset is None and len(bootstrap.unseen):
-                eval_dataset = Subset(train_dataset, bootstrap.unseen.tolist())
+                self._unseen = eval_dataset = Subset(train_dataset, bootstrap.unseen.tolist())
         self.bootstrap = bootstrap
         self._current: _CurrentTwin | None = None
         self._current_model: nn.Module | None = None  # the one that `_current` has twins of
         self._loader: PairedLoader  # made for each training
+        self._steps: DataLoader[Any] | None = None  # of that loader
         self._trained: TrainedModel | None = None  # what `model` holds; None before training and while twins are ahead
         self._twins_are_ahead = False  # whether the twins have changed since `model` got their mean
         super().__init__(model, args, data_collator, train_dataset, eval_dataset, **options)
@@ -221,7 +231,8 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
             task: By default that of `estimate()`. It comes from the model's config: one output or
                 `problem_type="regression"` is regression.
             scale: Factor on sigma; by default that of `estimate()`.
-            seed: Seed of the draws; by default `args.seed`.
+            seed: Seed of the draws; by default `args.seed`, or that of `estimate().conformalize()`, so that the
+                prediction has sets or intervals.
 
         Returns:
             A `Prediction` with the classes along dimension 1. For token classification, pad all inputs to one length.
@@ -231,7 +242,9 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         collate = self._get_collator_with_removed_columns(self.data_collator, "prediction")
         loader = DataLoader(test_dataset, self.args.eval_batch_size, collate_fn=collate, generator=torch.Generator())
         batches = [self._without_labels(batch) for batch in loader]
-        seed = self.args.seed if seed is None else seed
+        if seed is None:
+            scores = trained.settings["scores"]
+            seed = self.args.seed if scores is None else scores.settings["seed"]
         return trained.predict(lambda i: self._prepare_inputs(batches[i]), len(batches), samples, task, scale, seed)
 
     def _without_labels(self, batch: Any) -> dict[str, Any]:
@@ -312,8 +325,8 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         for p in Places(around.model, list(trained.partition.parameter_shapes)).read():
             p.requires_grad_()  # peft freezes an adapter that it loads
         around.optimizer = around.lr_scheduler = None
-        callbacks = [DefaultFlowCallback(), _TwinCallback(around)]
-        callbacks += [] if args.disable_tqdm else [ProgressCallback()]
+        callbacks = [DefaultFlowCallback(), *([] if args.disable_tqdm else [ProgressCallback()])]
+        callbacks += [_TwinCallback(around, "twins settle")]
         around.callback_handler = CallbackHandler(callbacks, around.model, around.processing_class, None, None)
         around.control = TrainerControl()
 
@@ -359,7 +372,18 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
             collate_fn=self._get_collator_with_removed_columns(self.data_collator, "training"),
         )
         options = ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "multiprocessing_context")
-        return self._loader.dataloader(**{name: getattr(self.args, f"dataloader_{name}") for name in options})
+        self._steps = self._loader.dataloader(**{name: getattr(self.args, f"dataloader_{name}") for name in options})
+        return self._steps
+
+    def num_examples(self, dataloader: DataLoader[Any]) -> int:
+        """The samples of an epoch: in training, those that all twins read."""
+        own = dataloader is self._steps
+        return int(self._loader.bootstrap.counts.sum() if own else super().num_examples(dataloader))
+
+    def get_total_train_batch_size(self, args: Any) -> int:
+        """The samples of a step: those of all twins."""
+        of_one = int(super().get_total_train_batch_size(args))
+        return of_one * self.bootstrap.replicas // self.bootstrap.parts if self.bootstrap else of_one
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         return super().create_optimizer(self.twins)  # type: ignore[no-any-return]
@@ -405,8 +429,36 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         self._update_model()
         super()._save(output_dir, state_dict)
-        if self._trained is not None and self._trained.model is self.model and self.args.should_save:
-            self._trained.save(output_dir or self.args.output_dir)
+        self._save_sigma(output_dir or self.args.output_dir)
+
+    def _save_sigma(self, folder: str) -> None:
+        if self._has_sigma() and self.args.should_save:
+            os.makedirs(folder, exist_ok=True)
+            self._require_trained().save(folder)
+
+    def _has_sigma(self) -> bool:
+        return self._trained is not None and self._trained.model is self.model
+
+    def create_model_card(self, *args: Any, **options: Any) -> None:
+        """Write the README.md of `args.output_dir` as `Trainer.create_model_card` does, with a section on error bars.
+        `push_to_hub` calls it."""
+        super().create_model_card(*args, **options)
+        if not (self._has_sigma() and self.is_world_process_zero()):
+            return
+        trained, replicas = self._require_trained(), self.bootstrap.replicas if self.bootstrap else 2
+        has_tokenizer = (Path(self.args.output_dir) / "tokenizer_config.json").is_file()
+        about = trained.partition, trained.settings, self._last_evaluation(), self.hub_model_id, has_tokenizer
+        card.add_section(self.args.output_dir, self.model, replicas, *about)
+
+    def _last_evaluation(self) -> tuple[str, dict[str, Any]] | None:
+        """On which samples the model was evaluated last, or when it was best, and what was logged then."""
+        logged = [entry for entry in self.state.log_history if "eval_loss" in entry]
+        if self.args.load_best_model_at_end:
+            logged = [entry for entry in logged if entry["step"] == self.state.best_global_step] or logged
+        if not logged:
+            return None
+        unseen = self.eval_dataset is self._unseen
+        return "out-of-bag samples, which no twin saw" if unseen else "the evaluation data", logged[-1]
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
@@ -428,10 +480,13 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
 class _TwinCallback(TrainerCallback):  # type: ignore[misc]
     """The parts of Algorithm 1 before and after a step: resets, pooled gradients and sigma."""
 
-    def __init__(self, trainer: TwinTrainer) -> None:
-        self.trainer, self.resumed_in_epoch, self.stepped = trainer, False, False
+    def __init__(self, trainer: TwinTrainer, name: str = "twins") -> None:
+        self.trainer, self.name, self.resumed_in_epoch, self.stepped = trainer, name, False, False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        for callback in self.trainer.callback_handler.callbacks:
+            if (bar := getattr(callback, "training_bar", None)) is not None:  # a step of it is one of all twins
+                bar.set_description(f"{self.trainer.twins.replicas} {self.name}", refresh=False)
         self.resumed_in_epoch = (state.epoch or 0) % 1 != 0  # the reset before this epoch was done
         self.stepped = state.global_step > 0  # resumed after a step: its reset was not done
 
@@ -460,6 +515,10 @@ class _TwinCallback(TrainerCallback):  # type: ignore[misc]
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.stepped = True
         self.trainer.twins.update()
+
+    def on_push_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        # The Trainer copies the files of a checkpoint there that it knows, and this is none of them.
+        self.trainer._save_sigma(args.output_dir)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer._update_model()
@@ -513,6 +572,9 @@ def _require_arguments(model: Any, args: Any) -> None:
             raise ValueError(f"a seed of TrainingArguments must be between 0 and 2**32 - 1, not {seed!r}.")
     if args.fsdp:  # on a CPU, accelerate ignores it
         raise ValueError(SHARDED)
+    if args.parallelism_config is not None:
+        raise ValueError(DIVIDED)
+    require_whole_weights("TwinTrainer", model)
 
 
 def load(folder: str | os.PathLike[str], model: nn.Module) -> Estimate:

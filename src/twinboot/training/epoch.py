@@ -14,10 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Subset
 
 from .._core import ranks
-from .._core.batches import finite_check_is_due, moved, usable
+from .._core.batches import finite_check_is_due, moved, parted, usable
+from .._core.copies import call
 from .._core.seeds import alone, own_randomness
 from ..data.bootstrap import Bootstrap
-from ..data.loader import PairedLoader
+from ..data.loader import PairedLoader, without_weight
 from ..estimate import spread
 from ..estimate.estimate import Estimate
 from ..estimate.prediction import Task
@@ -143,18 +144,11 @@ class Training:
         return str(step) if self.device.type == "cpu" else f"{step} or one of the 99 before it"
 
     def _loss(self, twin: nn.Module, batch: Any) -> Tensor:
-        if self.loader.resample == "counts":
-            *inputs, target, weight = self._moved(batch, least=3)
-        else:
-            (*inputs, target), weight = self._moved(batch), None
+        batch, weight = without_weight(batch) if self.loader.resample == "counts" else (batch, None)
+        inputs, target, weight = moved((*parted(batch), weight), self.device)
         with torch.autocast(self.device.type, self.amp, enabled=self.amp is not None):
-            values = self.loss(_values(twin(*inputs)), target)
+            values = self.loss(_values(call(twin, inputs)), target)
         return values.mean() if weight is None else (weight * values).mean()
-
-    def _moved(self, batch: Any, least: int = 2) -> list[Any]:
-        if not isinstance(batch, (tuple, list)) or len(batch) < least:
-            raise TypeError("samples must be tuples of an input and a target, such as those of TensorDataset(X, Y).")
-        return moved(list(batch), self.device)  # type: ignore[no-any-return]
 
     def estimate(self) -> Estimate:
         """The estimate of the twins, with its task."""
@@ -173,15 +167,15 @@ class Training:
 
     def _loss_and_hit(self, module: nn.Module, batch: Any, number: int) -> tuple[Tensor, Tensor]:
         """For each sample its loss, and whether the predicted class is right."""
-        *inputs, target = self._moved(batch)
-        output = _values(module(*inputs))
+        inputs, target = moved(parted(batch), self.device)
+        output = _values(call(module, inputs))
         values = self.loss(output, target)
         return values, (output.argmax(1) == target).flatten() if self.classifies else values
 
     def matched_scale(self, estimate: Estimate) -> float:
         """The scale with which the estimate's draws spread the predictions of out-of-bag samples as much as the twins
         do (estimate/spread.py)."""
-        batches = [tuple(self._moved(batch)[:-1]) for batch in self.validation.spread_batches()]
+        batches = [moved(parted(batch)[0], self.device) for batch in self.validation.spread_batches()]
         return spread.matched_scale(estimate, self.twins, batches, self.seed, self.bootstrap.scale)
 
     def loss_of(self, models: Iterable[nn.Module]) -> float:
@@ -195,7 +189,7 @@ class Training:
 
     def target_variance(self) -> float:
         """The variance of the targets of some samples."""
-        targets = torch.cat([batch[-1].double() for batch in self.validation.spread_batches()])
+        targets = torch.cat([parted(batch)[1].double() for batch in self.validation.spread_batches()])
         return targets.var(0, correction=0).mean().item()
 
     def conformalize(self, estimate: Estimate, calibration: Tensor, samples: int | None = None) -> None:
@@ -212,7 +206,7 @@ class Training:
         """Compute the mean model's own BatchNorm statistics, from all training samples or from at most this many."""
         with own_randomness(self.device, self.seed, "statistics"):
             # It changes nothing else that moves with a pass in training, as the vectors of spectral_norm do.
-            estimate.update_batchnorm(self.validation.seen_batches(at_most), lambda batch: tuple(batch[:-1]))
+            estimate.update_batchnorm(self.validation.seen_batches(at_most), lambda batch: parted(batch)[0])
 
 
 def _values(output: Any) -> Any:

@@ -82,7 +82,8 @@ def error_bars(
 
     Args:
         model: the trained model. It is copied, except for frozen parameters, which the members share.
-        dataset, loss: the training data and the loss of the training, as in `fit`.
+        dataset, loss: the training data and the loss of the training, as in `fit`. The rows with which a Trainer of
+            Hugging Face trained will do, with its collator: `collate_fn=DataCollatorWithPadding(tokenizer)`.
         rounds: how often two twins start from the model, with new bootstrap samples. Each round gives two members.
         epochs: passes over the data in a round: about a third of the epochs of the training. Three rounds then take
             about as long as the training did.
@@ -241,7 +242,7 @@ def error_bars(
             show_round(number + 1, rounds, epoch + 1, epochs, train, left)
     estimate = _estimate(model, current.run, members, keep)
     if calibration is not None:
-        estimate.conformalize(calibration, batch_size=batch_size)
+        estimate.conformalize(calibration, batch_size=batch_size, **current.run.validation.options)
     return estimate
 
 

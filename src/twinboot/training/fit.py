@@ -99,8 +99,9 @@ def fit(
 
     Args:
         model: any module. It is called with all elements of a batch but the last, which is the target.
-        dataset: map-style; a sample is (input, target) or (input, ..., target). Random transforms in the dataset apply
-            to the out-of-bag samples, too: put augmentation for training into the model, as a layer.
+        dataset: map-style; a sample is (input, target) or (input, ..., target), or a mapping with the target under
+            "labels" and the model's arguments by their names. Random transforms in the dataset apply to the out-of-bag
+            samples, too: put augmentation for training into the model, as a layer.
         loss: `"classification"` (logits and labels), `"regression"` (squared error), `"gaussian"` (a mean and a
             log-variance for each value), or a function of (output, target) that returns one value per sample; then
             `predict` needs a `task`.
