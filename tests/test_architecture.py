@@ -96,7 +96,7 @@ def test_arrows_go_one_way(module: str) -> None:
 
 
 # Helpers without anything of the method in them, which experiments share with the library.
-PLAIN = {"seeds", "atomic", "extras", "checks", "batches"}
+PLAIN = {"seeds", "atomic", "extras", "checks", "batches", "threads"}
 
 
 def is_public(start: str, name: str) -> bool:
