@@ -14,6 +14,7 @@ from .._core import seeds
 from .._core.batches import loader_of
 from .._core.seeds import own_randomness, seeded
 from ..data.bootstrap import Bootstrap
+from ..data.loader import rows_of, whole_tensors
 from ..estimate.statistics import refill_statistics
 
 ENOUGH = 1024  # samples for the BatchNorm statistics in validation: an error of 3 %, and less for images
@@ -30,13 +31,19 @@ class Batches:
     def __init__(self, dataset: Dataset[Any], samples: Tensor, size: int, seed: int, options: Mapping[str, Any]):
         while len(samples) % size == 1 and size < len(samples):  # BatchNorm has no statistics of one sample
             size += 1
-        self.loader = loader_of(Subset(dataset, samples.tolist()), batch_size=size, **options)
-        self.seed = seed
+        self.samples, self.size, self.seed = samples, size, seed
+        # One by one, the samples of a small table would take longer than the rest of a validation.
+        self.whole = None if options else whole_tensors(dataset)
+        if self.whole is None:
+            self.loader = loader_of(Subset(dataset, samples.tolist()), batch_size=size, **options)
 
     def __len__(self) -> int:
-        return len(self.loader)
+        return -(-len(self.samples) // self.size)
 
     def __iter__(self) -> Iterator[Any]:
+        if self.whole is not None:
+            yield from (rows_of(self.whole, part) for part in self.samples.split(self.size) if len(part))
+            return
         with seeded(self.seed):
             batches = iter(self.loader)  # it draws a seed for workers
         for number in range(len(self)):
