@@ -54,7 +54,7 @@ from ..estimate.prediction import TASKS, Task
 from ..groups import Partition, assign, fixed_entries
 from ..training.protocol import HUGGING_FACE, complete, refuse_settings
 from ..training.rounds import Settled, average_buffers, falling, least_of, settle_around, without_noise
-from ..training.validation import ENOUGH, FEW, Validation
+from ..training.validation import FEW, STATISTICS, Validation
 from .resuming import read_twins, write_twins
 
 __all__ = ["TwinTrainer", "load"]
@@ -262,7 +262,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
             self._twins_are_ahead = False
 
     def _update_batchnorm(self, mean: nn.Module) -> None:
-        self._validation().update_batchnorm(mean, self._run, self.args.device, ENOUGH)
+        self._validation().update_batchnorm(mean, self._run, self.args.device, STATISTICS)
 
     def _validation(self) -> Validation:
         collate = self._get_collator_with_removed_columns(self.data_collator, "training")

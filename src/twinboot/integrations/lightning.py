@@ -57,7 +57,7 @@ from ..estimate import spread
 from ..estimate.prediction import TASKS, Task
 from ..training.protocol import LIGHTNING, complete
 from ..training.rounds import RESTART, average_buffers, falling, least_of, warn_if_far_above, without_noise
-from ..training.validation import ENOUGH, Run, Validation
+from ..training.validation import STATISTICS, Run, Validation
 from .resuming import OPTIONS, options_of, read_checkpoint, require_same_options, require_undamaged
 
 __all__ = ["TwinModule"]
@@ -468,7 +468,7 @@ class TwinModule(pl.LightningModule):
         """The mean of the twins as they are now."""
         if not self._mean:
             with torch.inference_mode(False):  # Lightning validates in it, but the mean is also used later
-                self._mean.append(self._estimate(ENOUGH))
+                self._mean.append(self._estimate(STATISTICS))
         return self._mean[0]
 
     def _replace_mean(self, buffers: Mapping[str, Tensor]) -> None:

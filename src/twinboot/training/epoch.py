@@ -26,7 +26,7 @@ from ..twins import Twins, pool_gradients
 from . import losses
 from .control import ControlledTwins
 from .protocol import Protocol
-from .validation import ENOUGH, Validation
+from .validation import ENOUGH, STATISTICS, Validation
 
 NOT_FINITE = (
     "the {} not finite in epoch {}, step {}: look for bad samples, or lower the learning rate. Checkpoints are of the "
@@ -170,7 +170,7 @@ class Training:
     @torch.no_grad()
     def validate(self, estimate: Estimate) -> tuple[float, float]:
         """The out-of-bag loss and accuracy of the mean model, with its own BatchNorm statistics."""
-        self.update_batchnorm(estimate, ENOUGH)
+        self.update_batchnorm(estimate, STATISTICS)
         values, right = zip(*self.validation.unseen(estimate, self._loss_and_hit, self.device), strict=True)
         # On the CPU, as some devices have no float64.
         accuracy = torch.cat(right).cpu().double().mean().item() if self.classifies else math.nan
