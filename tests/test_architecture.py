@@ -96,13 +96,13 @@ def test_arrows_go_one_way(module: str) -> None:
 
 
 # Helpers without anything of the method in them, which experiments share with the library.
-PLAIN = {"seeds", "atomic", "extras", "checks", "batches"}
+PLAIN = {"seeds", "atomic", "extras", "checks", "batches", "threads"}
 
 
 def is_public(start: str, name: str) -> bool:
     if start == "twinboot":
         return name in {*twinboot.__all__, "metrics", "__version__"}
-    if start in ("twinboot.resets", "twinboot.metrics", "twinboot.groups"):
+    if start in ("twinboot.resets", "twinboot.metrics", "twinboot.groups", "twinboot.integrations.huggingface"):
         return not name.startswith("_")
     if start.startswith("twinboot._core"):
         return (name if start == "twinboot._core" else start.rpartition(".")[2]) in PLAIN

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from torch.utils.data import TensorDataset
 
 from twinboot import Bootstrap, fit
 from twinboot._core import seeds
-from twinboot._core.seeds import own_randomness, seeded
+from twinboot._core.seeds import may_draw, own_randomness, seeded
 
 
 def test_a_derived_seed_depends_on_every_part_and_their_order() -> None:
@@ -167,3 +168,51 @@ def test_a_process_that_is_forked_while_another_thread_has_a_block_does_not_wait
     finished = worker.exitcode == 0
     worker.kill()
     assert finished
+
+
+class _Custom(nn.Linear):
+    """May do anything."""
+
+
+def _with_hook() -> nn.Module:
+    layer = nn.Linear(1, 1)
+    layer.register_forward_hook(lambda *_: torch.rand(1))
+    return layer
+
+
+def _with_forward() -> nn.Module:
+    layer = nn.Linear(1, 1)
+    layer.forward = lambda x: x + torch.rand(1)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("layer", "draws"),
+    [
+        (nn.ReLU(), False),
+        (nn.BatchNorm1d(1), False),
+        (nn.Dropout(0.5), True),
+        (nn.RReLU(), True),
+        (nn.LSTM(1, 1), True),
+        (_Custom(1, 1), True),
+        (_with_hook(), True),
+        (_with_forward(), True),
+    ],
+)
+def test_only_models_of_known_layers_are_trusted_to_draw_nothing(layer: nn.Module, draws: bool) -> None:
+    assert may_draw(nn.Sequential(nn.Linear(1, 1), layer)) is draws
+
+
+def test_no_layer_that_is_said_to_draw_nothing_draws() -> None:
+    inputs = {"1d": torch.ones(4, 4, 8), "2d": torch.ones(4, 4, 8, 8), "3d": torch.ones(4, 4, 8, 8, 8)}
+    options: dict[str, Any] = {"Linear": (8, 2), "LayerNorm": (8,), "GroupNorm": (2, 4), "Embedding": (9, 2)}
+    options |= {"Unflatten": (1, (2, 2)), "Sequential": (nn.Linear(8, 2),)}
+    containers = (nn.ModuleList, nn.ModuleDict)  # they do not run
+    for kind in seeds._DRAW_NOTHING.difference(containers):
+        name, dimensions = kind.__name__, kind.__name__[-2:]
+        given = {"Conv": (4, 2, 3), "Batc": (4,), "Adap": (2,), "MaxP": (2,), "AvgP": (2,)}.get(name[:4], ())
+        layer = kind(*options.get(name, given)).train()
+        x = inputs.get(dimensions, inputs["1d"])
+        before = torch.get_rng_state()
+        layer(x.long() if kind is nn.Embedding else x)
+        assert torch.equal(torch.get_rng_state(), before), name

@@ -38,6 +38,24 @@ def test_a_spread_that_saturates_is_inverted_below_its_limit() -> None:
     assert abs(math.log(found / math.sqrt(math.log(2)))) < PRECISION
 
 
+@pytest.mark.parametrize("exact", [0.5, 1.3, 2.5])
+def test_few_spreads_are_computed_and_the_scale_is_that_of_a_plain_bisection(exact: float) -> None:
+    """Each costs 16 passes over all samples. A bisection of [1/64, 64] to 1 % needs 10, and three at first."""
+    asked = []
+
+    def saturating(scale: float) -> float:
+        asked.append(scale)
+        return 1 - math.exp(-0.3 * scale**1.6)
+
+    found = match(saturating, saturating(exact))
+    assert len(asked) - 1 <= 8
+    low, high = math.log(1 / WIDEST), math.log(WIDEST)
+    while high - low > PRECISION:
+        middle = (low + high) / 2
+        low, high = (middle, high) if math.exp(middle) < exact else (low, middle)
+    assert found == math.exp((low + high) / 2)
+
+
 def test_a_spread_that_no_noise_reaches_gets_the_widest_scale_and_a_warning() -> None:
     with pytest.warns(UserWarning, match="no weight noise spreads the predictions as much .* scale was set to 64"):
         assert match(lambda scale: 1 - math.exp(-(scale**2)), 2.0) == WIDEST

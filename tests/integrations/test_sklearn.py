@@ -199,6 +199,29 @@ def test_a_seed_gives_the_same_bits_and_moves_no_global_generator(make: Any) -> 
     assert make(random_state=None).fit(x, y).seed_ != make(random_state=None).fit(x, y).seed_
 
 
+@pytest.mark.parametrize(("options", "threads"), [({}, 1), ({"network": nn.Linear}, 2), ({"hidden": (4096, 4096)}, 2)])
+@pytest.mark.parametrize("make", [classifier, regressor])
+def test_a_small_default_network_trains_on_one_thread(
+    make: Any, options: Any, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int] = []
+
+    def fit(network: nn.Module, *args: Any, **settings: Any) -> Any:
+        found.append(torch.get_num_threads())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(integration, "fit", fit)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        x, y = values()
+        with pytest.raises(KeyboardInterrupt):
+            make(**options).fit(x, y > 0 if make is classifier else y)
+        assert (found, torch.get_num_threads()) == ([threads], 2)
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("make", [classifier, regressor])
 def test_copies_of_a_fitted_estimator_predict_the_same(make: Any, tmp_path: Path) -> None:
     x, y = load_iris(return_X_y=True)

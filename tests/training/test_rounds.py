@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 from torch.nn.utils import prune
 from torch.utils.data import TensorDataset
 
-from twinboot import Bootstrap, Fit, Twins, fit
+from twinboot import Bootstrap, Fit, Twins, fit, resets
 from twinboot.estimate import spread
 from twinboot.training import rounds
 from twinboot.training.epoch import Training
@@ -80,6 +81,25 @@ def test_a_round_restored_from_its_state_goes_on_bit_for_bit(tmp_path: Path) -> 
     for number in (2, 3):
         assert first.epoch(number) == second.epoch(number)
     assert_same_bits(first.run.twins.state_dict(), second.run.twins.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("noise", "due", "updates"),
+    [(0.0, resets.never(), 1), (0.5, resets.never(), 7), (0.0, resets.steps(resets.every(2)), 7)],
+)
+def test_sigma_is_computed_once_an_epoch_if_no_step_uses_it(
+    noise: float, due: resets.Schedule, updates: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training, count, update = run(), [], Twins.update
+    training.protocol = replace(training.protocol, noise=noise)
+    monkeypatch.setattr(Twins, "update", lambda twins: (count.append(1), update(twins)))
+    steps = Round(training, None, 3, lr=0.01)
+    training.epoch(1, steps.stepper, steps.scaler, due)
+    assert len(training.loader) == 7
+    assert len(count) == updates
+    found = training.twins.partition.sigma.clone()
+    update(training.twins)
+    assert_same_bits(found, training.twins.partition.sigma)
 
 
 def test_twins_settle_around_the_mean_on_the_samples_of_the_run() -> None:

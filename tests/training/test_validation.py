@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from loops import assert_same_bits, classes, snapshot
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from twinboot import Bootstrap
 from twinboot.training.validation import Validation
@@ -36,6 +36,18 @@ def test_batches_are_the_same_each_time_and_move_no_global_generator() -> None:
     assert len(batches) == 4
     drawn = [batch - batch.floor() for batch in first]
     assert not torch.equal(drawn[0], drawn[1])  # each batch has draws of its own
+
+
+def test_tensors_are_read_in_whole_batches_of_the_same_samples() -> None:
+    data, part = classes(60), torch.arange(59, 8, -1)
+    for dataset, samples in ((data, part), (Subset(data, part.tolist()), torch.arange(50))):
+        at_once = validation(dataset).batches(samples)
+        one_by_one = validation(dataset, num_workers=0).batches(samples)
+        assert at_once.whole is not None
+        assert one_by_one.whole is None
+        assert len(at_once) == len(one_by_one)
+        assert_same_bits(list(at_once), list(one_by_one))
+    assert list(validation(data).batches(torch.arange(0))) == []
 
 
 def test_the_unseen_loss_is_a_mean_over_samples_in_evaluation() -> None:

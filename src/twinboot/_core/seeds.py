@@ -6,7 +6,8 @@ whatever the device or the number of workers.
 
 Models and transforms draw from the global generators of torch, numpy and random. `own_randomness` and `seeded` are
 blocks that seed these, and restore them at the end. All threads share them, so only one thread at a time is in such a
-block, and the others wait. Each thread then draws the same numbers as it would alone.
+block, and the others wait. Each thread then draws the same numbers as it would alone. For models that draw nothing,
+`may_draw` is False and the seeds, a tenth of a step of a small network, are left out.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
+from torch import nn
 
 from .checks import shown
 
@@ -82,6 +84,24 @@ def seeded(seed: int) -> Iterator[None]:
             torch.set_rng_state(states[0])
             random.setstate(states[1])
             np.random.set_state(states[2])  # noqa: NPY002
+
+
+# PyTorch's own layers that draw nothing, in training neither. No subclasses: they may do something else.
+_DRAW_NOTHING = {
+    *(nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Identity, nn.Flatten, nn.Unflatten, nn.Embedding, nn.Linear),
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.LayerNorm),
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Tanh, nn.Sigmoid, nn.Softplus),
+    *(nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d),
+}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def may_draw(model: nn.Module) -> bool:
+    """Whether a model might draw random numbers when it runs: False only if it is made of layers that draw none."""
+    return any(
+        type(m) not in _DRAW_NOTHING or "forward" in vars(m) or any(getattr(m, hooks) for hooks in _HOOKS)
+        for m in model.modules()
+    )
 
 
 @contextmanager

@@ -193,7 +193,7 @@ class PairedLoader:
             where += ["twin", self.twin]
         for step in range(first, self._length):
             seed = seeds.derive(self.seed, "transforms", epoch, step, *where)
-            yield seed, [part[step].tensor_split(of)[rank] for part in parts]
+            yield seed, [part[step] if of == 1 else part[step].tensor_split(of)[rank] for part in parts]
 
     def _order(self, epoch: int, replica: int, name: int | str) -> Tensor:
         samples = self._samples[replica]
@@ -230,13 +230,12 @@ class _Fetch(Dataset[Any]):
         self, dataset: Dataset[Any], weights: Tensor | None, collate: Callable[[list[Any]], Any] | None
     ) -> None:
         self.dataset, self.weights, self.collate = dataset, weights, collate
-        self.tensors = _whole_tensors(dataset) if collate is None else None
+        self.tensors = whole_tensors(dataset) if collate is None else None
 
     def __getitem__(self, job: Job) -> tuple[Any, ...]:
         seed, indices = job
         if self.tensors is not None:
-            tensors, places = self.tensors
-            batches: list[Any] = [[t[i if places is None else places[i]] for t in tensors] for i in indices]
+            batches: list[Any] = [rows_of(self.tensors, i) for i in indices]
         else:
             with seeded(seed):
                 batches = [(self.collate or collate)(self._samples(i.tolist())) for i in indices]
@@ -249,19 +248,30 @@ class _Fetch(Dataset[Any]):
         return together(indices) if together else [self.dataset[i] for i in indices]
 
 
-def _whole_tensors(dataset: Any) -> tuple[tuple[Tensor, ...], Tensor | None] | None:
+Whole = tuple[tuple[Tensor, ...], Tensor | None]  # tensors, and the places of the samples in them
+
+
+def whole_tensors(dataset: Any) -> Whole | None:
     """The tensors of a TensorDataset, or of a Subset of one, and the places of its samples; None for other datasets."""
     if type(dataset) is TensorDataset:
         return dataset.tensors, None
-    if type(dataset) is Subset and (inner := _whole_tensors(dataset.dataset)) is not None:
+    if type(dataset) is Subset and (inner := whole_tensors(dataset.dataset)) is not None:
         tensors, places = inner
         here = torch.as_tensor(dataset.indices, device="cpu").long()
         return tensors, here if places is None else places[here]
     return None
 
 
+def rows_of(whole: Whole, samples: Tensor) -> list[Tensor]:
+    """A batch of some samples: the rows of each tensor."""
+    tensors, places = whole
+    rows = samples if places is None else places[samples]
+    return [t[rows] for t in tensors]
+
+
 def _with_weight(batch: Any, weight: Tensor) -> Any:
-    first = next((t for t in tree_leaves(batch) if isinstance(t, Tensor)), weight)
+    leaves = batch if type(batch) is list and isinstance(batch[0], Tensor) else tree_leaves(batch)
+    first = next((t for t in leaves if isinstance(t, Tensor)), weight)
     weight = weight.to(first.device)  # a dataset may have its tensors on a GPU
     if isinstance(batch, Tensor):
         return [batch, weight]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -59,12 +59,19 @@ def match(spread: Callable[[float], float], target: float) -> float:
     >>> round(match(lambda scale: 4 * scale**2, 1.0), 2)
     0.5
     """
-    if not spread(1.0) > 0:
-        return 1.0  # sigma is 0
     low, high = math.log(1 / WIDEST), math.log(WIDEST)
-    if (least := spread(1 / WIDEST)) >= target:
+    exact = {low: 1 / WIDEST, high: WIDEST}
+
+    @cache
+    def at(place: float) -> float:
+        return spread(exact.get(place, math.exp(place)))
+
+    if not at(0.0) > 0:
+        return 1.0  # sigma is 0
+    below, above = _bounds(at, target, low, high)
+    if below <= low and (least := at(low)) >= target:
         return math.sqrt(max(target, 0.0) / least) / WIDEST  # so small a variance grows as the square of the scale
-    if spread(WIDEST) <= target:
+    if above >= high and at(high) <= target:
         warnings.warn(
             f"no weight noise spreads the predictions as much as the twins do: the scale was set to {WIDEST:g}.",
             stacklevel=2,
@@ -72,8 +79,28 @@ def match(spread: Callable[[float], float], target: float) -> float:
         return WIDEST
     while high - low > PRECISION:
         middle = (low + high) / 2
-        low, high = (middle, high) if spread(math.exp(middle)) < target else (low, middle)
+        # A spread is that of 16 passes over all samples, so those that the bounds imply are not computed.
+        is_below = middle <= below or (middle < above and at(middle) < target)
+        low, high = (middle, high) if is_below else (low, middle)
     return math.exp((low + high) / 2)
+
+
+def _bounds(spread: Callable[[float], float], target: float, low: float, high: float) -> tuple[float, float]:
+    """Bounds of the logarithm of the scale, between `low` and `high`, by a few steps along power laws."""
+    place, power, before = 0.0, 2.0, (0.0, 0.0)  # a small variance grows as the square of the scale
+    for _ in range(5):
+        value = spread(place)
+        low, high = (place, high) if value < target else (low, place)
+        if high - low <= PRECISION or not (0 < value < math.inf and 0 < target < math.inf):
+            break
+        if abs(apart := place - before[0]) > PRECISION:
+            power = max(math.log(value / before[1]) / apart, 0.5)
+        before, step = (place, value), math.log(target / value) / power
+        # A little beyond the target, so that the next bound is on its other side even where a spread saturates.
+        place += 1.1 * step + math.copysign(PRECISION / 4, step)
+        if not low < place < high:
+            break
+    return low, high
 
 
 @torch.no_grad()

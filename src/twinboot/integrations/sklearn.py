@@ -13,7 +13,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from hashlib import blake2b
 from numbers import Integral
 from typing import Any, Literal, NamedTuple, Self
@@ -38,6 +38,7 @@ from .. import Bootstrap, Prediction, Protocol, fit
 from .._core.checks import is_whole, one_line, require_number, require_samples, require_whole, shown
 from .._core.copies import replicate
 from .._core.seeds import derive, own_randomness, seeded
+from .._core.threads import one_thread
 from ..data.bootstrap import UNSEEN
 from ..estimate import conformal
 from ..estimate.prediction import Task
@@ -52,6 +53,10 @@ TRIES = 100  # bootstraps to try until two rows of a small table are out-of-bag
 MAX_REPEATS = 10  # larger weights multiply the loss instead: each repetition costs as much as a row
 TOO_FAR = "X has values so far from the training data that the prediction is not a finite number."
 LARGE, BATCH, LARGE_BATCH = 2000, 32, 256  # rows of a large table; batch sizes for small and large tables
+# Multiplications of a forward pass up to which the default network trains on one thread. A step then takes at most half
+# a millisecond, and a second thread does not shorten it: it waits at the end of each layer and of each tensor of Adam.
+# Where other processes want that core, too, it waits for them each time, and a training takes ten times as long.
+ONE_THREAD = 2**22
 ENOUGH = 50  # out-of-bag rows to calibrate a classifier: with fewer, the temperature is too uncertain
 
 
@@ -211,20 +216,21 @@ class _TwinBoot(BaseEstimator):  # type: ignore[misc]
         data, loss = self._data_and_loss(rows)
         _check_network(network, data.tensors[0][:2], outputs)
         batch_size = (BATCH if len(rows.x) < LARGE else LARGE_BATCH) if self.batch_size == "auto" else self.batch_size
-        result = fit(
-            network,
-            Subset(data, split.train.tolist()),
-            loss,
-            optimizer=lambda parameters: adam(parameters, float(self.learning_rate)),
-            epochs=self.epochs,
-            patience=self.patience,
-            batch_size=min(batch_size, 2**31),  # more than any table has, and small enough to compute with
-            protocol=complete(self.protocol, SCIKIT_LEARN, type(self).__name__),
-            bootstrap=split.bootstrap,
-            spread=self._share() if self.samples and np.ptp(rows.y[seen]) else 0.0,  # else nothing spreads
-            seed=seed,
-            progress=bool(self.verbose),
-        )
+        with self._threads(network, min(batch_size, len(rows.x))):
+            result = fit(
+                network,
+                Subset(data, split.train.tolist()),
+                loss,
+                optimizer=lambda parameters: adam(parameters, float(self.learning_rate)),
+                epochs=self.epochs,
+                patience=self.patience,
+                batch_size=min(batch_size, 2**31),  # more than any table has, and small enough to compute with
+                protocol=complete(self.protocol, SCIKIT_LEARN, type(self).__name__),
+                bootstrap=split.bootstrap,
+                spread=self._share() if self.samples and np.ptp(rows.y[seen]) else 0.0,  # else nothing spreads
+                seed=seed,
+                progress=bool(self.verbose),
+            )
         self.seed_, self.estimate_ = seed, result.estimate
         self.estimate_.task = self._task  # `fit` does not know it if the loss is a function
         self.history_, self.best_epoch_ = result.history, result.best_epoch
@@ -240,6 +246,11 @@ class _TwinBoot(BaseEstimator):  # type: ignore[misc]
         except (RuntimeError, TypeError, OverflowError):
             raise ValueError(f"a network with hidden={shown(self.hidden)} does not fit into memory.") from None
         return nn.Sequential(*itertools.chain.from_iterable(layers), nn.Linear(sizes[-1], outputs))
+
+    def _threads(self, network: nn.Module, batch_size: int) -> AbstractContextManager[None]:
+        """One thread for small networks, unless they are the user's own, which may use each weight many times."""
+        small = sum(p.numel() for p in network.parameters()) * batch_size <= ONE_THREAD
+        return one_thread() if small and self.network is None else nullcontext()
 
     def _data_and_loss(self, rows: Rows) -> tuple[TensorDataset, Task | losses.Loss]:
         """The dataset and the loss for `fit`. Weights are a second column of the target."""
@@ -312,8 +323,8 @@ class TwinBootClassifier(ClassifierMixin, _TwinBoot):  # type: ignore[misc]
         unseen = split.stopping
         if len(unseen) >= ENOUGH and self.samples and (rows.weight == 1).all():  # `calibrate` takes no weights
             inputs, labels = self._standardize(rows.x).float()[unseen], torch.from_numpy(rows.y).long()[unseen]
-            with warnings.catch_warnings():  # that the best scale is 0: the user did not ask for calibration
-                warnings.simplefilter("ignore")
+            with warnings.catch_warnings(), self._threads(self.estimate_.module, len(unseen)):
+                warnings.simplefilter("ignore")  # that the best scale is 0: the user did not ask for calibration
                 unseen_rows, matched = TensorDataset(inputs, labels), self._share() > 0
                 self.estimate_.calibrate(unseen_rows, samples=self.samples, keep_scale=matched, seed=self.seed_)
 

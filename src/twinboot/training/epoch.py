@@ -16,18 +16,18 @@ from torch.utils.data import Subset
 from .._core import ranks
 from .._core.batches import finite_check_is_due, moved, parted, usable
 from .._core.copies import call
-from .._core.seeds import alone, own_randomness
+from .._core.seeds import alone, may_draw, own_randomness
 from ..data.bootstrap import Bootstrap
 from ..data.loader import PairedLoader, without_weight
 from ..estimate import spread
 from ..estimate.estimate import Estimate
 from ..estimate.prediction import Task
-from ..resets import Schedule, is_due
+from ..resets import Schedule, is_due, never
 from ..twins import Twins, pool_gradients
 from . import losses
 from .control import ControlledTwins
 from .protocol import Protocol
-from .validation import ENOUGH, Validation
+from .validation import ENOUGH, STATISTICS, Validation
 
 NOT_FINITE = (
     "the {} not finite in epoch {}, step {}: look for bad samples, or lower the learning rate. Checkpoints are of the "
@@ -62,6 +62,8 @@ class Training:
         first = next(self.twins.parameters())
         self.device = usable(first.device if device is None else device)
         self.twins.to(self.device)
+        # A loss of the user's own may draw, too.
+        self.draws = may_draw(self.twins[0]) or not isinstance(loss, str)
         # Under torchrun PyTorch's own wrapper gives all ranks the mean of their gradients.
         several = ranks.rank_and_size()[1] > 1
         self.runners = [DistributedDataParallel(twin) if several else twin for twin in self.twins]
@@ -108,12 +110,14 @@ class Training:
         self.twins.train()
         total, number = torch.zeros((), device=self.device), 0
         before = (epoch - 1) * len(self.loader)
+        # Without noise and resets, no step of the epoch uses sigma.
+        each_sigma = self.protocol.noise > 0 or not isinstance(due, never)
         for step, pair in enumerate(self.loader, start=1):
             if before + step > 1 and is_due(due, before + step - 1):
                 self.twins.reset(self.protocol.mode)
             optimizer.zero_grad()
             with (
-                own_randomness(self.device, self.seed, epoch, step, *ranks.own()),
+                own_randomness(self.device, self.seed, epoch, step, *ranks.own()) if self.draws else alone(),
                 self.twins.sampled(self.protocol.noise) if self.protocol.noise else nullcontext(),
             ):
                 for place, (twin, batch) in enumerate(zip(self.runners, pair, strict=True)):
@@ -130,7 +134,8 @@ class Training:
             if each_step is not None:
                 each_step.step()
             try:
-                self.twins.update()
+                if each_sigma or step == len(self.loader):
+                    self.twins.update()
             except FloatingPointError:
                 raise FloatingPointError(NOT_FINITE.format("weights are", epoch, self._about(step))) from None
         self._require_finite(total, epoch, step)
@@ -159,7 +164,7 @@ class Training:
     @torch.no_grad()
     def validate(self, estimate: Estimate) -> tuple[float, float]:
         """The out-of-bag loss and accuracy of the mean model, with its own BatchNorm statistics."""
-        self.update_batchnorm(estimate, ENOUGH)
+        self.update_batchnorm(estimate, STATISTICS)
         values, right = zip(*self.validation.unseen(estimate, self._loss_and_hit, self.device), strict=True)
         # On the CPU, as some devices have no float64.
         accuracy = torch.cat(right).cpu().double().mean().item() if self.classifies else math.nan

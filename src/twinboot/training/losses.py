@@ -34,13 +34,13 @@ def classification(logits: Tensor, labels: Tensor) -> Tensor:
     if logits.ndim < 2:
         raise ValueError(f"classification needs logits [samples, classes], but the model gives {tuple(logits.shape)}.")
     values = F.cross_entropy(logits, require_labels(labels, logits), reduction="none")
-    return values.reshape(len(values), -1).mean(1)
+    return _mean_of_each(values)
 
 
 def regression(values: Tensor, target: Tensor) -> Tensor:
     """Squared error, averaged over the other dimensions of a sample."""
     _require_values(values)
-    return (values - like(target, values)).square().reshape(len(values), -1).mean(1)
+    return _mean_of_each((values - like(target, values)).square())
 
 
 def gaussian(heads: Tensor, target: Tensor) -> Tensor:
@@ -54,6 +54,13 @@ def gaussian(heads: Tensor, target: Tensor) -> Tensor:
     mean, log_variance = heads.chunk(2, -1)
     residual = mean - like(target, mean)
     values = 0.5 * (residual.square() * (-log_variance).exp() + log_variance + math.log(2 * math.pi))
+    return _mean_of_each(values)
+
+
+def _mean_of_each(values: Tensor) -> Tensor:
+    """The mean of each sample's values, [n]."""
+    if values.numel() == len(values):  # a mean of one value costs a small network as much as a layer
+        return values.flatten()
     return values.reshape(len(values), -1).mean(1)
 
 

@@ -3,7 +3,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 import toy
 
 from twinboot.experiments import images
@@ -11,7 +10,6 @@ from twinboot.experiments.runner.experiment import (
     agrees,
     command,
     label,
-    one_thread,
     overall,
     refuse_repeated,
     require_at_least,
@@ -60,13 +58,6 @@ def test_lists_have_values_and_each_once() -> None:
     for sizes in ((), (1, 1)):
         with pytest.raises(ValueError, match="sizes"):
             refuse_repeated(toy.Config(sizes=sizes), "sizes")
-
-
-def test_threads_come_back() -> None:
-    before = torch.get_num_threads()
-    with one_thread():
-        assert torch.get_num_threads() == 1
-    assert torch.get_num_threads() == before
 
 
 def test_a_run_is_called_by_its_preset_where_that_is_not_the_usual_one() -> None:

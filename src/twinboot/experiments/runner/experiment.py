@@ -6,14 +6,14 @@ tables. The figure, numbers and verdicts are functions of the config and the tab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
 import pandas as pd
-import torch
 from matplotlib.figure import Figure
+
+from ..._core.threads import one_thread as one_thread  # which many experiments use
 
 Tables = Mapping[str, pd.DataFrame]
 Tick = Callable[[], object]
@@ -91,17 +91,6 @@ class Experiment(Protocol):
         """Small tables for readers, by title, their numbers already rounded."""
 
     def verdicts(self, config: Any, tables: Tables) -> list[Verdict]: ...
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One thread for tensors so small that several would only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def label(name: str, experiment: Experiment, config: Any) -> str:
