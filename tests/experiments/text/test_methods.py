@@ -10,7 +10,7 @@ pytest.importorskip("ivon", reason="needs the extra compare")
 
 from twinboot.experiments.text import config, methods
 from twinboot.experiments.text.config import Config
-from twinboot.experiments.text.methods import METHODS, Plain, Task, posterior, task_of, trained
+from twinboot.experiments.text.methods import METHODS, Plain, Posterior, Task, task_of, trained
 
 CONFIG = Config(preset="toy", labels=(6,), epochs=2, lr=0.02, samples=3, queries=20, strange=20)
 
@@ -39,7 +39,6 @@ def test_every_method_of_the_config_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
-@pytest.mark.filterwarnings("ignore:these samples are predicted best without weight noise")
 @pytest.mark.filterwarnings("ignore:the twins ended with a training loss")
 def test_each_method_predicts_for_all_queries_and_leaves_the_plain_adapter_alone(name: str) -> None:
     task, plain = first()
@@ -108,11 +107,13 @@ def test_laplaces_draws_have_the_mean_and_covariance_of_the_exact_posterior_of_o
     evidence = [6 * s.log() - s * weights.square().sum() - (values + s).log().sum() for s in methods.PRECISIONS]
     precision = methods.PRECISIONS[int(torch.stack(evidence).argmax())]
     exact = torch.linalg.inv(curvature + precision * torch.eye(6, dtype=torch.float64))
-    draw, n = posterior(x, weights), 4000
-    draws = torch.stack([draw(generator).flatten() for _ in range(n)])
+    found, n = Posterior.of(x, weights), 4000
+    draws = torch.stack([found.draw(generator).flatten() for _ in range(n)])
     assert (((draws.mean(0) - weights.flatten()) / (exact.diag() / n).sqrt()).abs() < 4).all()
     scale = (torch.outer(exact.diag(), exact.diag()) + exact.square()).sqrt() / math.sqrt(n)
     assert ((draws.T.cov() - exact).abs() < 4.5 * scale).all()
+    jacobian = torch.kron(torch.eye(2, dtype=torch.float64), x)
+    assert torch.allclose(found.variance(x)[0], (jacobian @ exact @ jacobian.T).diag())
 
 
 def test_choices_are_judged_by_queries_that_were_not_trained_on() -> None:

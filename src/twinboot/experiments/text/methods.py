@@ -9,7 +9,9 @@ whose steps have another size, has its own.
 from __future__ import annotations
 
 import copy
+import math
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -264,29 +266,43 @@ def by_laplace(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
     last = cast(Any, inner.classifier).modules_to_save["default"]
     x, tests = (_inputs_of_last(inner, features) for features in (task.x, task.test))
     weights = torch.cat([last.weight, last.bias[:, None]], 1).detach().double()  # [classes, width + 1]
-    draw = posterior(x, weights)
+    mode = Posterior.of(x, weights)
     seconds = first.seconds + time.process_time() - began
     generator = torch.Generator().manual_seed(derive(task.seed, "laplace"))
-    return {"Laplace, last layer": _of_draws((tests @ draw(generator).T for _ in range(task.samples)), seconds)}
+    draws = _of_draws((tests @ mode.draw(generator).T for _ in range(task.samples)), seconds)
+    # Probabilities by the probit approximation, as usual: a mean of few draws in so many directions is noisy.
+    logits = tests @ weights.T / (1 + math.pi / 8 * mode.variance(tests)).sqrt()
+    return {"Laplace, last layer": replace(draws, probs=logits.softmax(1))}
 
 
-def posterior(x: Tensor, weights: Tensor) -> Callable[[torch.Generator], Tensor]:
-    """Draws the weights [classes, width + 1] of a linear layer with the inputs x, all in float64. The curvature is the
-    sum of xx' over the queries, times the mean of diag(p) - pp' (Kronecker)."""
-    probs = (x @ weights.T).softmax(1)
-    inputs, in_vectors = torch.linalg.eigh(x.T @ x)
-    outputs, out_vectors = torch.linalg.eigh(torch.diag(probs.mean(0)) - probs.T @ probs / len(probs))
-    curvature = outputs.clamp(min=0)[:, None] * inputs.clamp(min=0)  # [classes, width + 1]
-    volume = torch.stack([(curvature + precision).log().sum() for precision in PRECISIONS])
-    evidence = weights.numel() * PRECISIONS.log() - PRECISIONS * weights.square().sum() - volume
-    deviations = (curvature + PRECISIONS[evidence.argmax()]).rsqrt()
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """A Gaussian over the weights [classes, width + 1] of a linear layer, in float64."""
 
-    def draw(generator: torch.Generator) -> Tensor:
-        normal = torch.randn(deviations.shape, generator=generator, dtype=torch.float64)
-        away: Tensor = out_vectors @ (normal * deviations) @ in_vectors.T
-        return weights + away
+    mean: Tensor
+    in_vectors: Tensor
+    out_vectors: Tensor
+    deviations: Tensor  # along each pair of these
 
-    return draw
+    @classmethod
+    def of(cls, x: Tensor, weights: Tensor) -> Posterior:
+        """For the inputs x. The curvature is the sum of xx' over the queries, times the mean of diag(p) - pp'."""
+        probs = (x @ weights.T).softmax(1)
+        inputs, in_vectors = torch.linalg.eigh(x.T @ x)
+        outputs, out_vectors = torch.linalg.eigh(torch.diag(probs.mean(0)) - probs.T @ probs / len(probs))
+        curvature = outputs.clamp(min=0)[:, None] * inputs.clamp(min=0)
+        volume = torch.stack([(curvature + precision).log().sum() for precision in PRECISIONS])
+        evidence = weights.numel() * PRECISIONS.log() - PRECISIONS * weights.square().sum() - volume
+        return cls(weights, in_vectors, out_vectors, (curvature + PRECISIONS[evidence.argmax()]).rsqrt())
+
+    def draw(self, generator: torch.Generator) -> Tensor:
+        normal = torch.randn(self.deviations.shape, generator=generator, dtype=torch.float64)
+        return self.mean + self.out_vectors @ (normal * self.deviations) @ self.in_vectors.T
+
+    def variance(self, x: Tensor) -> Tensor:
+        """Of each logit, for some inputs."""
+        along: Tensor = (x @ self.in_vectors).square() @ self.deviations.square().T
+        return along @ self.out_vectors.square().T
 
 
 @torch.no_grad()
@@ -366,7 +382,9 @@ def by_twins(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
     found = {"twins": _of_twins(task, trainer, seconds)}
     began = time.process_time()
     out_of_bag = Subset(task.x.dataset(task.y), trainer.bootstrap.unseen.tolist())
-    trainer.estimate().calibrate(out_of_bag, samples=task.samples, collate_fn=collate)
+    with warnings.catch_warnings():  # that the best scale may be 0: the table shows what it gives
+        warnings.filterwarnings("ignore", "these samples are predicted best without weight noise")
+        trainer.estimate().calibrate(out_of_bag, samples=task.samples, collate_fn=collate)
     found["twins, calibrated"] = _of_twins(task, trainer, seconds + time.process_time() - began)
     short = max(1, round(LONGER * task.epochs / 2))
     for row, epochs in (("twins, all queries", task.epochs), (f"twins, all queries, {short} epochs", short)):
