@@ -13,9 +13,12 @@ from typing import Any
 import torch
 from torch import distributed
 
-# A server that has imported PyTorch once forks each process: a start takes tenths of a second instead of seconds.
+# A server that has imported PyTorch once forks each process: a start takes tenths of a second instead of seconds. The first
+# step of an optimizer imports torch._dynamo, half a second in each process that does not have it yet.
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "twinboot", "torch.distributed.fsdp"])
+_context.set_forkserver_preload(
+    ["pytest", "torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "twinboot"]
+)
 
 
 def together(function: Callable[..., Any], *args: Any, ranks: int = 2, seconds: float = 120) -> list[Any]:
