@@ -1,4 +1,4 @@
-"""Functions in several processes that train together over gloo, as `torchrun` would start them, but quickly."""
+"""Functions in processes of their own, and in several that train together over gloo as `torchrun` would start them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import distributed
 
-# A server that has imported PyTorch once forks each process: a start takes tenths of a second instead of seconds. The first
-# step of an optimizer imports torch._dynamo, half a second in each process that does not have it yet.
+# A server that has imported PyTorch once forks each process: a start takes tenths of a second instead of seconds. The
+# first step of an optimizer imports torch._dynamo, half a second in each process that does not have it yet.
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     ["pytest", "torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "twinboot"]
@@ -38,6 +38,18 @@ def together(function: Callable[..., Any], *args: Any, ranks: int = 2, seconds: 
         assert not alive, f"{len(alive)} of {ranks} ranks were not done after {seconds} seconds"
         assert [worker.exitcode for worker in workers] == [0] * ranks
         return [torch.load(Path(folder) / f"{r}.pt") for r in range(ranks)]
+
+
+def ended(function: Callable[..., Any], *args: Any, seconds: float = 120) -> int | None:
+    """How a process ended that ran `function(*args)`: 0, or minus the signal that killed it."""
+    worker = _context.Process(target=function, args=args)
+    worker.start()
+    worker.join(seconds)
+    if worker.is_alive():
+        worker.kill()
+        worker.join()
+        raise AssertionError(f"the process was not done after {seconds} seconds")
+    return worker.exitcode
 
 
 def _work(rank: int, ranks: int, folder: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
