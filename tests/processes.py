@@ -15,16 +15,22 @@ from torch import distributed
 
 # A server that has imported PyTorch once forks each process: a start takes tenths of a second instead of seconds. The
 # first step of an optimizer imports torch._dynamo, half a second in each process that does not have it yet.
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
-    ["pytest", "torch", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "twinboot"]
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
+    [
+        "pytest",
+        "torch._dynamo",
+        "torch.distributed.checkpoint",
+        "torch.distributed.fsdp",
+        "twinboot.experiments.runner.store",
+    ]
 )
 
 
 def together(function: Callable[..., Any], *args: Any, ranks: int = 2, seconds: float = 120) -> list[Any]:
     """What `function(*args)` gives on each rank: tensors and plain data. It must be at the top of a module."""
     with tempfile.TemporaryDirectory() as folder:
-        workers = [_context.Process(target=_work, args=(r, ranks, folder, function, args)) for r in range(ranks)]
+        workers = [FORKS.Process(target=_work, args=(r, ranks, folder, function, args)) for r in range(ranks)]
         for worker in workers:
             worker.start()
         for worker in workers:
@@ -42,7 +48,7 @@ def together(function: Callable[..., Any], *args: Any, ranks: int = 2, seconds: 
 
 def ended(function: Callable[..., Any], *args: Any, seconds: float = 120) -> int | None:
     """How a process ended that ran `function(*args)`: 0, or minus the signal that killed it."""
-    worker = _context.Process(target=function, args=args)
+    worker = FORKS.Process(target=function, args=args)
     worker.start()
     worker.join(seconds)
     if worker.is_alive():

@@ -63,10 +63,10 @@ def test_lists_have_values_and_each_once() -> None:
 
 
 def test_threads_come_back() -> None:
-    before = torch.get_num_threads()
+    torch.set_num_threads(2)
     with one_thread():
         assert torch.get_num_threads() == 1
-    assert torch.get_num_threads() == before
+    assert torch.get_num_threads() == 2
 
 
 def test_a_run_is_called_by_its_preset_where_that_is_not_the_usual_one() -> None:
