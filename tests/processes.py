@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch.utils.data import TensorDataset
 
 # A server that has imported PyTorch once forks each process: a start takes tenths of a second instead of seconds. The
 # first step of an optimizer imports torch._dynamo, half a second in each process that does not have it yet.
@@ -48,7 +50,7 @@ def together(function: Callable[..., Any], *args: Any, ranks: int = 2, seconds: 
 
 def ended(function: Callable[..., Any], *args: Any, seconds: float = 120) -> int | None:
     """How a process ended that ran `function(*args)`: 0, or minus the signal that killed it."""
-    worker = FORKS.Process(target=function, args=args)
+    worker = FORKS.Process(target=_alone, args=(function, args))
     worker.start()
     worker.join(seconds)
     if worker.is_alive():
@@ -56,6 +58,26 @@ def ended(function: Callable[..., Any], *args: Any, seconds: float = 120) -> int
         worker.join()
         raise AssertionError(f"the process was not done after {seconds} seconds")
     return worker.exitcode
+
+
+def _alone(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    # Workers of its data loaders begin as in any process: those of a server would not notice that it was killed.
+    multiprocessing.set_start_method(None, force=True)
+    function(*args)
+
+
+class Deadly(TensorDataset):
+    """Kills its process, without a warning, when a sample is read for the `reads`-th time."""
+
+    def __init__(self, data: TensorDataset, reads: int) -> None:
+        super().__init__(*data.tensors)
+        self.left = reads
+
+    def __getitem__(self, index: Any) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
 
 
 def _work(rank: int, ranks: int, folder: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
