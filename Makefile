@@ -11,11 +11,13 @@ demo: .venv/ready
 	rm -rf out/demo
 	$(BIN)/twinboot reproduce --quick --out out/demo
 
+# Each process takes its share of the files, and from the others' when it is done: what the tests of a file have in common
+# is made once, not once in each process.
 test: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -n auto
+	$(BIN)/python -m pytest -q -n auto --dist worksteal
 
 # The site: strict, so a dead link, a page outside the navigation or an example that fails ends the build. Two minutes.
 docs: .venv/docs

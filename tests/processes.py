@@ -1,9 +1,10 @@
-"""Functions in several processes that train together over gloo, as `torchrun` would start them, but quickly."""
+"""Functions in processes of their own, and in several that train together over gloo as `torchrun` would start them."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -12,16 +13,26 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch.utils.data import TensorDataset
 
-# A server that has imported PyTorch once forks each process: a start takes tenths of a second instead of seconds.
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "twinboot", "torch.distributed.fsdp"])
+# A server that has imported PyTorch once forks each process: a start takes tenths of a second instead of seconds. The
+# first step of an optimizer imports torch._dynamo, half a second in each process that does not have it yet.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(
+    [
+        "pytest",
+        "torch._dynamo",
+        "torch.distributed.checkpoint",
+        "torch.distributed.fsdp",
+        "twinboot.experiments.runner.store",
+    ]
+)
 
 
 def together(function: Callable[..., Any], *args: Any, ranks: int = 2, seconds: float = 120) -> list[Any]:
     """What `function(*args)` gives on each rank: tensors and plain data. It must be at the top of a module."""
     with tempfile.TemporaryDirectory() as folder:
-        workers = [_context.Process(target=_work, args=(r, ranks, folder, function, args)) for r in range(ranks)]
+        workers = [FORKS.Process(target=_work, args=(r, ranks, folder, function, args)) for r in range(ranks)]
         for worker in workers:
             worker.start()
         for worker in workers:
@@ -35,6 +46,38 @@ def together(function: Callable[..., Any], *args: Any, ranks: int = 2, seconds: 
         assert not alive, f"{len(alive)} of {ranks} ranks were not done after {seconds} seconds"
         assert [worker.exitcode for worker in workers] == [0] * ranks
         return [torch.load(Path(folder) / f"{r}.pt") for r in range(ranks)]
+
+
+def ended(function: Callable[..., Any], *args: Any, seconds: float = 120) -> int | None:
+    """How a process ended that ran `function(*args)`: 0, or minus the signal that killed it."""
+    worker = FORKS.Process(target=_alone, args=(function, args))
+    worker.start()
+    worker.join(seconds)
+    if worker.is_alive():
+        worker.kill()
+        worker.join()
+        raise AssertionError(f"the process was not done after {seconds} seconds")
+    return worker.exitcode
+
+
+def _alone(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    # Workers of its data loaders begin as in any process: those of a server would not notice that it was killed.
+    multiprocessing.set_start_method(None, force=True)
+    function(*args)
+
+
+class Deadly(TensorDataset):
+    """Kills its process, without a warning, when a sample is read for the `reads`-th time."""
+
+    def __init__(self, data: TensorDataset, reads: int) -> None:
+        super().__init__(*data.tensors)
+        self.left = reads
+
+    def __getitem__(self, index: Any) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
 
 
 def _work(rank: int, ranks: int, folder: str, function: Callable[..., Any], args: tuple[Any, ...]) -> None:

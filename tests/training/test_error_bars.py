@@ -7,9 +7,6 @@ import random
 import re
 import signal
 import statistics
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from loops import assert_same_bits, mlp, seeded, snapshot
-from processes import together
+from processes import Deadly, ended, together
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
@@ -452,28 +449,16 @@ def test_a_run_that_stops_after_any_epoch_goes_on_bit_for_bit(done: int, keep: A
     assert len(list(tmp_path.iterdir())) == 2  # the last two
 
 
+def killed(folder: Path, reads: int) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    bars(trained(), Deadly(blobs(), reads), checkpoint=folder)
+
+
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     """kill -9 in the middle of an epoch, twice."""
-    script = textwrap.dedent(f"""
-        import os, signal, sys
-        sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
-        import torch
-        torch.set_num_threads(1)
-        torch.manual_seed(0)
-        import test_error_bars as tests
-        from torch.utils.data import TensorDataset
-        class Deadly(TensorDataset):
-            reads = 0
-            def __getitem__(self, index):
-                Deadly.reads += 1
-                if Deadly.reads == int(sys.argv[1]):
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return super().__getitem__(index)
-        tests.bars(tests.trained(), Deadly(*tests.blobs().tensors), checkpoint={str(tmp_path)!r})
-    """)
     for reads in (200, 250):  # of some 150 in an epoch
-        ended = subprocess.run([sys.executable, "-c", script, str(reads)], capture_output=True, text=True)
-        assert ended.returncode == -signal.SIGKILL, ended.stderr
+        assert ended(killed, tmp_path, reads) == -signal.SIGKILL
     assert 0 < len(list(tmp_path.glob("epoch-*.pt"))) <= 2
     assert not (tmp_path / "epoch-4.pt").exists()
     assert_same_bits(bars(trained(), checkpoint=tmp_path).state_dict(), bars(trained()).state_dict())

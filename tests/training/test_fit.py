@@ -6,9 +6,6 @@ import math
 import random
 import signal
 import statistics
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from loops import assert_same_bits, mlp, seeded
-from processes import together
+from processes import Deadly, ended, together
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
@@ -413,40 +410,26 @@ def test_global_generators_and_the_model_stay_as_they_are() -> None:
     assert_same_bits(before, list(model.parameters()))
 
 
-def scheduled(**options: Any) -> Fit:
+def scheduled(data: TensorDataset | None = None, **options: Any) -> Fit:
     settings: dict[str, Any] = {"epochs": 6, "batch_size": 32, "seed": 3}
     settings["protocol"] = Protocol(reset=resets.every(2))
     halve = lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)  # noqa: E731
-    return fit(digits_net(), digits(), scheduler=halve, **QUIET, **settings | options)
+    return fit(digits_net(), data or digits(), scheduler=halve, **QUIET, **settings | options)
 
 
 def without_time(found: Fit) -> dict[str, list[float]]:
     return {name: values for name, values in found.history.items() if name != "seconds"}
 
 
+def killed(folder: Path, reads: int) -> None:
+    torch.set_num_threads(1)
+    scheduled(Deadly(digits(), reads), checkpoint=folder)
+
+
 def test_a_run_that_is_killed_goes_on_bit_for_bit(tmp_path: Path) -> None:
     """kill -9 in the middle of an epoch, three times over."""
-    script = textwrap.dedent(f"""
-        import os, signal, sys
-        sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
-        import torch
-        torch.set_num_threads(1)
-        import test_fit
-        from torch.utils.data import TensorDataset
-        class Deadly(TensorDataset):
-            reads = 0
-            def __getitem__(self, index):
-                Deadly.reads += 1
-                if Deadly.reads == int(sys.argv[1]):
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return super().__getitem__(index)
-        data = Deadly(*test_fit.digits().tensors)
-        test_fit.digits = lambda: data
-        test_fit.scheduled(checkpoint={str(tmp_path)!r})
-    """)
     for reads in (1170, 830, 1500):  # of some 560 in an epoch
-        ended = subprocess.run([sys.executable, "-c", script, str(reads)], capture_output=True, text=True)
-        assert ended.returncode == -signal.SIGKILL, ended.stderr
+        assert ended(killed, tmp_path, reads) == -signal.SIGKILL
     done = len(list(tmp_path.glob("epoch-*.pt")))
     assert done == 2  # of the last epochs, as `keep` says
     resumed, whole = scheduled(checkpoint=tmp_path), scheduled()

@@ -2,9 +2,12 @@
 what its name says."""
 
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,10 +27,21 @@ from twinboot.training.selection import Average
 VARIANTS = ["twins:kind=split", "twins:cover=true", "twins:dropout=0.1", "twins-pooled:cover=false,longer=1"]
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Trained, list[int]]]:
+    """The training of a method that nothing disturbs, and its ticks: once for all tests that look at it."""
+
+    @cache
+    def training(method: str) -> tuple[Trained, list[int]]:
+        ticks: list[int] = []
+        return trained(method, tmp_path_factory.mktemp("whole"), ticks=ticks), ticks
+
+    return training
+
+
 @pytest.mark.parametrize("method", [*METHODS, *VARIANTS])
-def test_each_method_learns_and_all_its_rows_are_probabilities(method: str, tmp_path: Path) -> None:
-    ticks: list[int] = []
-    found = trained(method, tmp_path / "a", ticks=ticks)
+def test_each_method_learns_and_all_its_rows_are_probabilities(method: str, whole: Any) -> None:
+    found, ticks = whole(method)
     x, y = patterns(300, 1)
     for row, predict in found.rows.items():
         probs = predict(x)
@@ -41,10 +55,10 @@ def test_each_method_learns_and_all_its_rows_are_probabilities(method: str, tmp_
 
 
 @pytest.mark.parametrize("method", [*METHODS, *VARIANTS])
-def test_what_may_not_be_trained_on_changes_nothing(method: str, tmp_path: Path) -> None:
-    whole = trained(method, tmp_path / "a")
+def test_what_may_not_be_trained_on_changes_nothing(method: str, whole: Any, tmp_path: Path) -> None:
+    usual, _ = whole(method)
     apart = torch.ones(150, dtype=torch.bool)
-    apart[whole.trained_on] = False
+    apart[usual.trained_on] = False
     if method == "hold-out":
         assert apart.sum() == round(HELD_OUT * 150)
     elif method == "dropout-seen" or (method.startswith("twins") and not recipe_of(method)[1].cover):
@@ -52,21 +66,21 @@ def test_what_may_not_be_trained_on_changes_nothing(method: str, tmp_path: Path)
         assert apart.nonzero().squeeze(1).equal(bootstrap.unseen)
     else:
         assert not apart.any()
-        assert whole.unseen is None
+        assert usual.unseen is None
         return
-    assert whole.unseen is not None
-    assert apart.nonzero().squeeze(1).equal(whole.unseen.sort().values)
+    assert usual.unseen is not None
+    assert apart.nonzero().squeeze(1).equal(usual.unseen.sort().values)
     changed = PROBLEM.x.clone()
     changed[apart] += 3.0
     other = trained(method, tmp_path / "b", replace(PROBLEM, x=changed))
     # The training accuracy of each epoch is a function of the weights then: none depends on what is apart.
-    assert list(whole.curve["train"]) == list(other.curve["train"])
-    assert list(whole.curve["loss"]) != list(other.curve["loss"])
-    assert whole.sigma.equals(other.sigma)
+    assert list(usual.curve["train"]) == list(other.curve["train"])
+    assert list(usual.curve["loss"]) != list(other.curve["loss"])
+    assert usual.sigma.equals(other.sigma)
 
 
 @pytest.mark.parametrize("method", ["hold-out", "single", "dropout", "twins", "twins-pooled", "twins:dropout=0.1"])
-def test_a_method_goes_on_after_a_stop_as_if_there_had_been_none(method: str, tmp_path: Path) -> None:
+def test_a_method_goes_on_after_a_stop_as_if_there_had_been_none(method: str, whole: Any, tmp_path: Path) -> None:
     left = [4]
 
     def tick() -> None:
@@ -74,7 +88,7 @@ def test_a_method_goes_on_after_a_stop_as_if_there_had_been_none(method: str, tm
         if left[0] == 0:
             raise KeyboardInterrupt
 
-    whole = trained(method, tmp_path / "whole")
+    usual, _ = whole(method)
     place = tmp_path / "stopped"
     place.mkdir()
     with pytest.raises(KeyboardInterrupt):
@@ -84,15 +98,15 @@ def test_a_method_goes_on_after_a_stop_as_if_there_had_been_none(method: str, tm
     again = find(method).train(PROBLEM, place, lambda: ticks.append(1))
     assert len(ticks) == find(method).epochs(6)  # those of before the stop too
     x, _ = patterns(20, 2)
-    for row in whole.rows:
-        assert torch.equal(whole.rows[row](x), again.rows[row](x)), row
-    columns = [c for c in whole.curve if c != "seconds"]
-    assert whole.curve[columns].equals(again.curve[columns])
-    assert whole.sigma.equals(again.sigma)
+    for row in usual.rows:
+        assert torch.equal(usual.rows[row](x), again.rows[row](x)), row
+    columns = [c for c in usual.curve if c != "seconds"]
+    assert usual.curve[columns].equals(again.curve[columns])
+    assert usual.sigma.equals(again.sigma)
 
 
-def test_the_usual_ways_are_rows_of_the_methods(tmp_path: Path) -> None:
-    found = {row for method in ("single", "dropout") for row in trained(method, tmp_path / method).rows}
+def test_the_usual_ways_are_rows_of_the_methods(whole: Any) -> None:
+    found = {row for method in ("single", "dropout") for row in whole(method)[0].rows}
     assert set(USUAL) - found == {"IVON"}  # whose package is an extra
 
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -20,6 +19,7 @@ import pandas as pd
 import pytest
 import torch
 import toy
+from processes import FORKS
 
 import twinboot
 from twinboot.experiments.runner import sealed, store
@@ -368,8 +368,17 @@ def table(directory: Path, part: str) -> pd.DataFrame:
     return pd.read_csv(io.StringIO(found["tables"]["t"]))
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts run in forks of a server, not in new processes, which take two seconds to begin. Those are tested by
+    `test_processes_end_with_their_run_however_it_is_stopped`, and by the tests of the registry."""
+    monkeypatch.setattr(store, "get_context", lambda how: FORKS)
+
+
+@pytest.mark.usefixtures("forked")
 def test_parts_at_once_run_in_processes_of_their_own_with_a_share_of_the_threads(tmp_path: Path) -> None:
     ticks: list[str] = []
+    torch.set_num_threads(6)  # its half is neither one thread nor, on most machines, what a process has by itself
     compute(
         [Part(f"p{i}", 2, partial(one, f"p{i}")) for i in range(3)],
         tmp_path,
@@ -379,7 +388,7 @@ def test_parts_at_once_run_in_processes_of_their_own_with_a_share_of_the_threads
     found = pd.concat([table(tmp_path, f"p{i}") for i in range(3)])
     assert list(found["name"]) == ["p0", "p1", "p2"]
     assert os.getpid() not in set(found["process"])
-    assert set(found["threads"]) == {max(1, torch.get_num_threads() // 2)}
+    assert set(found["threads"]) == {3}
     assert sorted(ticks) == ["p0", "p0", "p1", "p1", "p2", "p2"]
 
 
@@ -391,6 +400,7 @@ def logged(name: str, log: Path, tick: Tick) -> dict[str, pd.DataFrame]:
     return one(name, tick)
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_part_that_measures_time_runs_alone_when_the_others_are_done(tmp_path: Path, jobs: int) -> None:
     log = tmp_path / "log"
@@ -402,11 +412,13 @@ def test_a_part_that_measures_time_runs_alone_when_the_others_are_done(tmp_path:
     assert set(table(tmp_path / "parts", "x")["threads"]) == set(table(tmp_path / "parts", "a")["threads"])
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_process_knows_its_revision_before_its_first_part_begins(tmp_path: Path) -> None:
     compute([Part("a", 1, asked)], tmp_path, lambda part: lambda: None, jobs=2)
     assert list(table(tmp_path, "a")["asked"]) == [1]
 
 
+@pytest.mark.usefixtures("forked")
 def test_after_a_part_that_fails_the_others_are_kept(tmp_path: Path) -> None:
     parts = [Part("good", 1, partial(one, "good")), Part("bad", 1, failing)]
     with pytest.raises(ValueError, match="this part is wrong"):
@@ -415,6 +427,7 @@ def test_after_a_part_that_fails_the_others_are_kept(tmp_path: Path) -> None:
     assert not (tmp_path / "bad.json").exists()
 
 
+@pytest.mark.usefixtures("forked")
 def test_after_an_error_no_other_part_is_begun(tmp_path: Path) -> None:
     parts = [Part("bad", 1, failing), *(Part(f"p{i}", 1, partial(slow, f"p{i}")) for i in range(8))]
     with pytest.raises(ValueError, match="this part is wrong"):
@@ -422,6 +435,7 @@ def test_after_an_error_no_other_part_is_begun(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} <= {"p0.json", "p1.json"}
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_killed_process_is_told_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="was killed; the same command resumes the run"):
         compute([Part("a", 1, killed), Part("b", 1, killed)], tmp_path, lambda part: lambda: None, jobs=2)
@@ -450,7 +464,7 @@ def run_endless(directory: Path) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_processes_end_with_their_run_however_it_is_stopped(tmp_path: Path, how: signal.Signals) -> None:
-    run = get_context("spawn").Process(target=run_endless, args=(tmp_path,))
+    run = FORKS.Process(target=run_endless, args=(tmp_path,))
     run.start()
     pids = [tmp_path / f"{name}.pid" for name in "ab"]
     until(lambda: all(file.exists() and file.read_text() for file in pids))
