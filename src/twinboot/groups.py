@@ -308,6 +308,10 @@ class Partition(nn.Module):
             found[i] = found[i].masked_fill(cut(self.get_buffer(f"fixed_{i}").to(sigma.device), like[i]), 0.0)
         return [s if s.device == p.device else s.to(p.device) for s, p in zip(found, like, strict=True)]
 
+    def is_per_output(self, i: int) -> bool:
+        """Whether all inputs of an output have one sigma, in a parameter [outputs, ...]."""
+        return i in self._whole or all(n == 1 for n in self.get_buffer(f"labels_{i}").shape[1:])
+
     def views(self, like: Sequence[Tensor]) -> list[Tensor] | None:
         """`expand` as views, which follow sigma; None if sigma would have to be gathered or moved."""
         if self._labelled or self._fixed or any(p.device != self.sigma.device for p in like):

@@ -127,7 +127,9 @@ class Twins(nn.Module):
         return self.partition.snapshot()
 
     @contextmanager
-    def sampled(self, scale: float = 1.0, generator: torch.Generator | None = None) -> Iterator[None]:
+    def sampled(
+        self, scale: float = 1.0, generator: torch.Generator | None = None, *, local: bool = False
+    ) -> Iterator[None]:
         """Inside the block each copy's weights are one draw from N(weights, (scale * sigma)^2): line 6.
 
         Call forward and backward inside the block, and `optimizer.step()` after it. The weights are put back bit for
@@ -137,14 +139,19 @@ class Twins(nn.Module):
         With gradient accumulation, a block around each micro-batch draws new noise for each, and a block around all of
         them uses one draw for the step. With activation checkpointing, call the twins themselves, not their methods:
         only then is a backward pass after the block noticed.
+
+        With `local`, linear layers that end a `Sequential`, or make up all of it with elementwise functions, get their
+        noise per output (`_core/local.py`), and their weights stay clean. Each sample then has noise of its own, from
+        the same distribution, so use it with losses that are sums over samples. It is less work where a layer has more
+        inputs than a batch has samples.
         """
-        with self._noise_block(scale, generator):
+        with self._noise_block(scale, generator, local=local):
             yield
 
     def _noise_block(
         self, scale: float, generator: torch.Generator | None, **options: Any
     ) -> AbstractContextManager[None]:
-        require_types(Twins.sampled, {"scale": scale, "generator": generator})
+        require_types(Twins.sampled, {"scale": scale, "generator": generator, "local": options.get("local", False)})
         require_number("scale", scale)
         self._refuse_inside("sampled()")
         reshard(self)

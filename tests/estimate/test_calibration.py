@@ -298,10 +298,8 @@ def test_a_model_that_predicts_a_variance_uses_what_calibrate_finds(tmp_path: Pa
     assert again.noise is not None
     assert found.noise is not None
     assert torch.equal(again.noise, found.noise)
-    for vectorize in (False, True):
-        alike = estimate.predict(x, vectorize=vectorize)
-        assert alike.noise is not None
-        torch.testing.assert_close((alike.mean, alike.std, alike.noise), (found.mean, found.std, found.noise))
+    one, other = (estimate.predict(x, vectorize=vectorize) for vectorize in (False, True))
+    torch.testing.assert_close((one.mean, one.std, one.noise), (other.mean, other.std, other.noise))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from .noise import NoisyBlock, filler, room_for
-from .ranks import local
+from .local import NoisyLayers, layers_of
+from .noise import NoisyBlock, filler, normals, room_for
+from .ranks import local as local_part
+from .seeds import derive
 from .tensors import expanded
 
 if TYPE_CHECKING:
@@ -45,6 +47,10 @@ class Copies:
         self.module: nn.Module = nn.ModuleList(replicate(model, len(self)))
         self._places = [Places(twin, list(self.partition.parameter_shapes)) for twin in self.twins]
         self._owners = [m for m in self.module.modules() if any(p.requires_grad for p in m.parameters(recurse=False))]
+        self._layers = [
+            NoisyLayers(layers_of(twin, own, self.partition))
+            for twin, own in zip(self.twins, self.weights(), strict=True)
+        ]
         self._spare: list[Tensor] = []
         self._block: NoisyBlock | None = None
 
@@ -75,24 +81,34 @@ class Copies:
         used = [own for own in zip(*self.weights(), strict=True) if any(p.grad is not None for p in own)]
         for p in (p for own in used for p in own if p.grad is None):
             p.grad = torch.zeros_like(p)  # of a twin whose pass did not use the weight
-        return [[local(p.grad) for p in own] for own in zip(*used, strict=True)]
+        return [[local_part(p.grad) for p in own] for own in zip(*used, strict=True)]
 
     @contextmanager
     def with_noise(
-        self, twins: nn.Module, scale: float, seed: int, generator: torch.Generator | None
+        self, twins: nn.Module, scale: float, seed: int, generator: torch.Generator | None, local: bool = False
     ) -> Iterator[None]:
-        """A block inside which the twins run with noise of scale * sigma on their weights."""
+        """A block inside which the twins run with noise of scale * sigma: on their weights, or, with `local`, on the
+        outputs of the layers that have `_layers`, and on the other weights."""
         weights = self.weights()
-        flat = [w for own in weights for w in own]
+        layers = self._layers if local else []
+        clean = {i for layer in layers[0].layers for i in layer.own} if layers else set()
+        noisy = [i for i in range(len(weights[0])) if i not in clean]
+        flat = [own[i] for own in weights for i in noisy]
         self._spare = room_for(flat, self._spare)
-        with NoisyBlock(twins, self._owners, flat, self._spare) as self._block:
+        sigmas = self.partition.expand(weights[0], scale)
+        with NoisyBlock(twins, self._owners, flat, self._spare) as self._block, ExitStack() as blocks:
             with torch.no_grad():  # line 6: w + sigma * e, in the memory of w
-                here = [list(map(local, own)) for own in weights]
+                here = [[local_part(own[i]) for i in noisy] for own in weights]
                 filler(here)(seed, generator)
+                own_sigmas = [sigmas[i].to(weights[0][i].dtype) for i in noisy] * len(weights)
                 noise = [e for own in here for e in own]
-                torch._foreach_mul_(noise, self.partition.expand(weights[0], scale) * len(weights))
-                torch._foreach_add_(noise, list(map(local, self._spare)))
+                for e, w, sigma in zip(noise, map(local_part, self._spare), own_sigmas, strict=True):
+                    torch.addcmul(w, e, sigma, out=e)  # one pass, where torch._foreach_ functions need two
             self._block.watch()
+            # An output needs the sigma of its whole row of weights, of which this process may hold a part.
+            whole = self.partition.expand(list(map(local_part, weights[0])), scale) if layers else []
+            for b, own in enumerate(layers):
+                blocks.enter_context(own.with_noise(whole, normals(derive(seed, "outputs", b), generator)))
             yield
 
     @property

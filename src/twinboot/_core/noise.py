@@ -129,11 +129,13 @@ class NoisyBlock:
 
     @torch.no_grad()
     def _keep(self) -> None:
-        torch._foreach_copy_(list(map(local, self.clean)), list(map(local, self.weights)))
+        if self.weights:
+            torch._foreach_copy_(list(map(local, self.clean)), list(map(local, self.weights)))
 
     @torch.no_grad()
     def _put_back(self) -> None:
-        torch._foreach_copy_(list(map(local, self.weights)), list(map(local, self.clean)))
+        if self.weights:
+            torch._foreach_copy_(list(map(local, self.weights)), list(map(local, self.clean)))
 
     def _copy_of_clean(self, i: int) -> Tensor:
         return self.clean[i].clone()

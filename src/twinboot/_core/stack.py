@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -19,16 +19,14 @@ from torch.func import functional_call
 from torch.nn.utils.rnn import pad_sequence
 
 from .copies import Copies, Places, call, replicate, require_one_each
-from .noise import filler
+from .local import OutputNoise, in_a_row, keeps_samples_apart, layers_of, require_vectors, uncompiled
+from .noise import filler, normals
+from .seeds import derive
 
 if TYPE_CHECKING:
     from ..groups import Partition
 
-# Functions of single entries, so twins and samples may share one tensor. No subclasses: they may do something else.
-_ELEMENTWISE = {
-    *(nn.Identity, nn.Dropout, nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish),
-    *(nn.Tanh, nn.Sigmoid, nn.LogSigmoid, nn.Softplus, nn.Softsign, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish),
-}
+AddNoise = Callable[[nn.Module, Tensor, Tensor], Tensor]  # of (layer, input, output) to the output
 
 
 class Stack(Copies):
@@ -49,8 +47,10 @@ class Stack(Copies):
         self._stacks = Places(self.module, self._names)
         self._buffer_names = {name for name, _ in self.module.named_buffers()}
         self._chain = Chain.of(self.module, self._stacks.read())
+        # Of a model that is no chain each twin runs alone, through functions that know nothing of noise per output.
+        self._chain_layers = layers_of(self.module, self._stacks.read(), self.partition) if self._chain else []
         self._cached: _Slices | None = None
-        self._noise: list[Tensor] = []  # of the open block
+        self._noise: _Noise | None = None  # of the open block
 
     @property
     def twins(self) -> NoReturn:
@@ -62,43 +62,55 @@ class Stack(Copies):
     def run(self, *inputs: Any) -> tuple[Any, ...]:
         require_one_each(inputs, self)
         weights = self.stacked_weights()
+        local = self._noise is not None and self._noise.of_outputs is not None
         if self._chain is not None and self._chain.takes(inputs):
-            return self._chain.run(inputs, weights)
+            return self._chain.run(inputs, weights, partial(uncompiled, self._add_noise) if local else None)
+        if local:
+            require_vectors(inputs)
         tensors = dict(zip(self._names, weights, strict=True)) | self._buffers()
         slices = zip(*(t.unbind() for t in tensors.values()), strict=True)
         twins = (partial(_call_with, self.module, dict(zip(tensors, own, strict=True))) for own in slices)
         return tuple(call(twin, x) for twin, x in zip(twins, inputs, strict=True))
+
+    def _add_noise(self, layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        assert self._noise is not None
+        assert self._noise.of_outputs is not None
+        return self._noise.of_outputs(layer, x, y)
 
     def weights(self) -> list[list[Tensor]]:
         return self._slices().by_twin
 
     def stacked_weights(self) -> list[Tensor]:
         weights = self._stacks.read()
-        if self._noise:
-            # Not torch._foreach_add: it would keep the noise for the backward pass, and the next block overwrites it.
-            weights = [w + e for w, e in zip(weights, self._noise, strict=True)]
-        return weights
+        if self._noise is None:
+            return weights
+        # Not torch._foreach_addcmul: it would keep the noise for the backward pass, and the next block overwrites it.
+        noise = zip(weights, self._noise.normals, self._noise.sigmas, strict=True)
+        return [w if e is None else torch.addcmul(w, e, sigma) for w, e, sigma in noise]
 
     def models(self) -> list[nn.Module]:
         return [_changed(self.module, self._names, lambda t, b=b: t[b].clone()) for b in range(self.replicas)]  # type: ignore[misc]
 
     @property
     def inside(self) -> bool:
-        return bool(self._noise)
+        return self._noise is not None
 
     @contextmanager
     def with_noise(
-        self, twins: nn.Module, scale: float, seed: int, generator: torch.Generator | None
+        self, twins: nn.Module, scale: float, seed: int, generator: torch.Generator | None, local: bool = False
     ) -> Iterator[None]:
-        slices = self._slices()
-        slices.fill(seed, generator)
-        sigma = slices.sigma if scale == 1.0 else None
-        torch._foreach_mul_(slices.noise, sigma or self.partition.expand(slices.noise, scale))
+        slices, layers = self._slices(), self._chain_layers if local else []
+        sigmas = (slices.sigma if scale == 1.0 else None) or self.partition.expand(slices.noise, scale)
+        found = slices.draw(seed, generator, frozenset().union(*(layer.own for layer in layers)))
+        fill_ = normals(derive(seed, "outputs"), generator)
+        of_outputs = partial(OutputNoise(layers, sigmas).add, fill_=fill_) if layers else None
+        # In the weights' own precision, which the noise must not raise.
+        own = [sigma.to(e.dtype) for sigma, e in zip(sigmas, slices.noise, strict=True)]
+        self._noise = _Noise(found, own, of_outputs)
         try:
-            self._noise.extend(slices.noise)
             yield
         finally:
-            self._noise.clear()
+            self._noise = None
 
     def gradients(self) -> list[list[Tensor]]:
         used = [p.grad.unbind() for p in self._stacks.read() if p.grad is not None]
@@ -124,6 +136,14 @@ class Stack(Copies):
         return self._cached
 
 
+class _Noise(NamedTuple):
+    """The noise of an open block: standard normals and sigma for each parameter, None for one with noise per output."""
+
+    normals: list[Tensor | None]
+    sigmas: list[Tensor]
+    of_outputs: AddNoise | None
+
+
 class _Slices:
     """Views of each twin's weights and of sigma, and memory for noise. Valid until a tensor moves. To make the views in
     each step would cost as much as the noise of a small model."""
@@ -133,7 +153,15 @@ class _Slices:
         self.noise = [torch.empty_like(w, requires_grad=False) for w in weights]
         self.sigma = partition.views(self.noise)
         self.by_twin = self._split(weights)
-        self.fill = filler(self._split(self.noise))
+        self._fillers: dict[frozenset[int], Callable[[int, torch.Generator | None], None]] = {}
+
+    def draw(self, seed: int, generator: torch.Generator | None, but: frozenset[int]) -> list[Tensor | None]:
+        """Standard normals for the weights, but not for those with these numbers."""
+        found = [None if i in but else e for i, e in enumerate(self.noise)]
+        if but not in self._fillers:
+            self._fillers[but] = filler(self._split([e for e in found if e is not None]))
+        self._fillers[but](seed, generator)
+        return found
 
     @staticmethod
     def _split(stacks: Sequence[Tensor]) -> list[list[Tensor]]:
@@ -173,8 +201,8 @@ class Chain:
     @classmethod
     def of(cls, model: nn.Module, trained: Sequence[Tensor]) -> Chain | None:
         """The model as a chain, or None if it has other modules."""
-        modules = _in_a_row(model)
-        return None if modules is None else cls(modules, trained)
+        modules = in_a_row(model)
+        return cls(modules, trained) if all(map(keeps_samples_apart, modules)) else None
 
     def takes(self, inputs: Sequence[Any]) -> bool:
         """Whether these are batches of vectors. They may differ in size."""
@@ -186,7 +214,9 @@ class Chain:
             for x in inputs
         )
 
-    def run(self, inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def run(
+        self, inputs: Sequence[Tensor], weights: Sequence[Tensor], noise: AddNoise | None = None
+    ) -> tuple[Tensor, ...]:
         sizes = [len(x) for x in inputs]
         equal = min(sizes) == max(sizes)
         # Samples do not mix, so a shorter batch is padded with zeros, and its output is cut.
@@ -196,23 +226,13 @@ class Chain:
             if isinstance(module, nn.Linear):
                 weight = module.weight.expand(len(sizes), -1, -1) if w is None else weights[w]
                 if module.bias is None:
-                    h = weight.bmm(h)
+                    y = weight.bmm(h)
                 else:
                     bias = module.bias.expand(len(sizes), -1) if b is None else weights[b]
-                    h = torch.baddbmm(bias.unsqueeze(2), weight, h)
+                    y = torch.baddbmm(bias.unsqueeze(2), weight, h)
+                h = y if noise is None else noise(module, h.mT, y.mT).mT
             else:
                 h = module(h)
         outputs = h.mT.contiguous()
         # The results of unbind can't be changed in place, as PyTorch says. Slices would cost 2 % of a twin step.
         return outputs.unbind() if equal else tuple(outputs[b, :n] for b, n in enumerate(sizes))
-
-
-def _in_a_row(model: nn.Module) -> list[nn.Module] | None:
-    """The modules of a chain in order; None if one of them is of another kind."""
-    if "forward" in vars(model) or any(hooks for name, hooks in vars(model).items() if name.endswith("_hooks")):
-        return None  # hooks need a call of the module itself
-    if type(model) is nn.Sequential:
-        parts = [_in_a_row(child) for child in model]
-        return None if None in parts else [m for part in parts for m in part or ()]
-    flattens = type(model) is nn.Flatten and (model.start_dim, model.end_dim) == (1, -1)
-    return [model] if flattens or type(model) in {nn.Linear, *_ELEMENTWISE} else None

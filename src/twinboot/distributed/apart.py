@@ -89,13 +89,15 @@ class Apart(Twins):
 
     @contextmanager
     def sampled(
-        self, scale: float = 1.0, generator: torch.Generator | None = None, *, lean: bool = False
+        self, scale: float = 1.0, generator: torch.Generator | None = None, *, local: bool = False, lean: bool = False
     ) -> Iterator[None]:
         """As for `Twins`. With `lean` the weights stay clean, and operations read noisy ones. This needs no second copy
         of the weights, but noise is drawn twice, for the forward and the backward pass. A compiled model then runs
         uncompiled."""
         require_types(Apart.sampled, {"generator": generator, "lean": lean})
-        with self._noise_block(scale, generator, lean=lean):
+        if local and lean:
+            raise ValueError("local and lean are two ways to add noise: give one of them.")
+        with self._noise_block(scale, generator, local=local, lean=lean):
             yield
 
     def bytes_sent(self) -> dict[str, float]:
@@ -151,7 +153,13 @@ class Remote(Copies):
 
     @contextmanager
     def with_noise(
-        self, twins: nn.Module, scale: float, seed: int, generator: torch.Generator | None, lean: bool = False
+        self,
+        twins: nn.Module,
+        scale: float,
+        seed: int,
+        generator: torch.Generator | None,
+        local: bool = False,
+        lean: bool = False,
     ) -> Iterator[None]:
         if lean:
             [weights] = self.weights()
@@ -162,7 +170,7 @@ class Remote(Copies):
                 yield
             return
         try:
-            with super().with_noise(twins, scale, seed, generator):
+            with super().with_noise(twins, scale, seed, generator, local):
                 yield
         finally:
             self._spare.clear()  # frees the memory of the clean weights

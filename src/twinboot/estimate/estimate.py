@@ -32,8 +32,9 @@ from .._core.ranks import refuse_copy, whole
 from .._core.tensors import mean, overwrite_, wide
 from ..groups import Partition, fixed_entries
 from . import calibration, conformal, degrees, files
-from .forward import Chunks, chunks_of, chunks_of_texts, dropping, evaluating, first_tensor, run_model
+from .forward import Chunks, as_task, chunks_of, chunks_of_texts, dropping, evaluating, first_tensor, run_model
 from .members import Members
+from .outputs import ChainOfDraws
 from .prediction import TASKS, Moments, Prediction, Task, combine, like
 from .statistics import averaged, norm_layers, refill_statistics
 
@@ -41,6 +42,8 @@ from .statistics import averaged, norm_layers, refill_statistics
 # of them (docs/overhead.md, "predict").
 _SMALL_MODEL = 2**17  # weights
 _DRAWS_AT_ONCE = 8
+
+Run = Callable[[Any], Tensor]  # the outputs [draws, inputs, ...] of some draws for a batch
 
 
 class Estimate(nn.Module):
@@ -163,8 +166,10 @@ class Estimate(nn.Module):
             batch_size: inputs per forward pass. It bounds the memory used beyond that of the result.
             scale: multiplies sigma. Default: `estimate.scale`. Members have none.
             seed: the same seed gives the same draws. Dropout masks also depend on `batch_size`.
-            vectorize: run several draws at once with `torch.func.vmap`, or one after another; results agree up to
-                rounding. Default: vectorize small models that vmap can run.
+            vectorize: run several draws of the weights at once with `torch.func.vmap`, or one after another; results
+                agree up to rounding. Default: chains of linear layers and elementwise functions get noise on their
+                outputs, with the same distribution for each input (`estimate/outputs.py`), and other small models that
+                vmap can run are vectorized.
         """
         if callable(samples):
             raise TypeError("give the tokenizer by its name: predict(texts, tokenizer=tokenizer).")
@@ -187,19 +192,22 @@ class Estimate(nn.Module):
         chunks = read(x, size=batch_size, device=device)
         draws = self._draws(samples, seed)
         dropout = self.dropout if samples else False
+        chain = self._chain([x], scale) if draws and not dropout else None
         same = self.scores is not None and self.scores.settings == self._settings(samples, task, scale, seed)
-        scores = self.scores if same else None
+        scores = self.scores if same and (vectorize is None or chain is None) else None  # else these are other draws
         with torch.no_grad(), evaluating(self.module), dropping(self.module, dropout, device, seed) as module:
+            predict = partial(self._predict, chunks=chunks, task=task, draws=draws, scale=scale)
+            runs = partial(self._runs, module, task, self.temperature, draws, scale)
+            if vectorize is None and chain is not None:
+                return replace(predict(runs(chain)), scores=scores)
             if vectorize is None and draws and not dropout and self.partition.sizes.sum() <= _SMALL_MODEL:
                 try:
                     with warnings.catch_warnings():
                         warnings.filterwarnings("error", ".*performance drop.*")  # vmap would loop, too
-                        found = self._predict(module, chunks, task, draws, scale, vectorize=True)
-                    return replace(found, scores=scores)
+                        return replace(predict(runs(vectorize=True)), scores=scores)
                 except Exception:  # vmap fails on some models, each in its own way; the loop reports any other error
                     pass
-            found = self._predict(module, chunks, task, draws, scale, vectorize=bool(vectorize and draws))
-        return replace(found, scores=scores)
+            return replace(predict(runs(vectorize=bool(vectorize and draws))), scores=scores)
 
     def _settings(self, samples: int, task: Task, scale: float, seed: int) -> dict[str, Any]:
         """What predictions depend on, besides the weights: those with the same settings have comparable scores."""
@@ -233,24 +241,46 @@ class Estimate(nn.Module):
             return list(range(len(self.members) - samples, len(self.members)))
         return [seeds.derive(seed, "predict", s) for s in range(samples)]
 
-    def _predict(
-        self, module: nn.Module, chunks: Chunks, task: Task, draws: list[int], scale: float, vectorize: bool
-    ) -> Prediction:
+    def _chain(self, inputs: Iterable[Any], scale: float) -> ChainOfDraws | None:
+        """The model as a chain, if it is one, takes these inputs, and predicts with draws of its weights."""
+        chain = None if self.members is not None else ChainOfDraws.of(self.module, self.partition, scale)
+        return chain if chain is not None and all(map(chain.takes, inputs)) else None
+
+    def _predict(self, runs: Iterable[Run], chunks: Chunks, task: Task, draws: list[int], scale: float) -> Prediction:
         moments = [Moments(task) for _ in chunks]
-        # In vmap a module may store tensors that are invalid outside of it (weight_norm's hook does): use a copy.
-        module = replicate(module)[0] if vectorize else module
-        run: Callable[..., Tensor] = partial(run_model, module, task, self.temperature)
-        run = vmap(run, in_dims=(0, None)) if vectorize else run
-        for weights in self._weights(draws, scale, _DRAWS_AT_ONCE if vectorize else None):
+        for run in runs:
             for part, chunk in zip(moments, chunks, strict=True):
-                outputs = run(weights, chunk())
-                part.add(outputs if vectorize else outputs.unsqueeze(0))
+                part.add(run(chunk()))
         if draws and self.members is not None:  # intervals are around the prediction of the trained model
             own = partial(run_model, self.module, task, self.temperature, {})
             return combine(moments, centers=[own(chunk()) for chunk in chunks])
         if not draws or not scale or task == "classification":
             return combine(moments)  # the degrees of freedom are those of the number of draws
         return combine(moments, degrees.of_predictions(self.module, task, chunks, self.partition, self._df()))
+
+    def _runs(
+        self,
+        module: nn.Module,
+        task: Task,
+        temperature: float,
+        draws: list[int],
+        scale: float,
+        chain: ChainOfDraws | None = None,
+        vectorize: bool = False,
+    ) -> Iterator[Run]:
+        """The model with the weights of one draw after another, or of several at a time."""
+        if chain is not None:
+            for normals_ in chain.draws(draws, _DRAWS_AT_ONCE):
+                yield lambda x, e=normals_: torch.stack([as_task(y, task, temperature) for y in chain.run(e, x)])  # type: ignore[misc]
+            return
+        # In vmap a module may store tensors that are invalid outside of it (weight_norm's hook does): use a copy.
+        module = replicate(module)[0] if vectorize else module
+        run: Callable[..., Tensor] = partial(run_model, module, task, temperature)
+        for weights in self._weights(draws, scale, _DRAWS_AT_ONCE if vectorize else None):
+            if vectorize:
+                yield partial(vmap(run, in_dims=(0, None)), weights)
+            else:
+                yield lambda x, weights=weights: run(weights, x).unsqueeze(0)  # type: ignore[misc]
 
     def _weights(self, draws: list[int], scale: float, stacked: int | None = None) -> Iterator[dict[str, Tensor]]:
         """The weights of each draw or member, or of several at a time, stacked. Without draws, the mean weights."""
@@ -266,7 +296,7 @@ class Estimate(nn.Module):
                 stack = [self._draw(seed, scale) for seed in draws[start : start + stacked]]
                 yield {name: torch.stack([weights[name] for weights in stack]) for name in stack[0]}
 
-    def _runs(self, samples: int, scale: float, seed: int) -> Iterator[Callable[[Any], Tensor]]:
+    def _models(self, samples: int, scale: float, seed: int) -> Iterator[Callable[[Any], Tensor]]:
         """The model with the weights of each draw, as a function of its inputs."""
         with evaluating(self.module):
             for weights in self._weights(self._draws(samples, seed), scale):
@@ -324,10 +354,10 @@ class Estimate(nn.Module):
         def outputs(scale: float) -> Tensor:
             draws = self._draws(samples, seed) if scale or self.dropout else []
             with dropping(self.module, self.dropout, device, seed) as module:  # the same masks for each scale
-                run = partial(run_model, module, task, 1.0)
-                drawn = self._weights(draws, scale)
+                chain = self._chain(inputs, scale) if draws and not self.dropout else None
+                runs = self._runs(module, task, 1.0, draws, scale, chain)
                 # Copies, as a model may write into its input.
-                return torch.stack([torch.cat([run(w, copied(x, device)) for x in inputs]) for w in drawn])
+                return torch.cat([torch.cat([run(copied(x, device)) for x in inputs], 1) for run in runs])
 
         with torch.no_grad(), evaluating(self.module):
             of_mean = outputs(0.0)

@@ -29,7 +29,11 @@ Chunks = list[Callable[[], Any]]
 
 def run_model(module: nn.Module, task: Task, temperature: float, weights: dict[str, Tensor], x: Any) -> Tensor:
     """The module's output for x, with some of its weights replaced, at a temperature."""
-    output = functional_call(module, weights, *arguments(x))
+    return as_task(functional_call(module, weights, *arguments(x)), task, temperature)
+
+
+def as_task(output: Any, task: Task, temperature: float) -> Tensor:
+    """A module's output as the task needs it, at a temperature."""
     output = getattr(output, "logits", output)  # Hugging Face models return an object with logits, or values, in it
     if not isinstance(output, Tensor):
         raise TypeError(f"predict needs a model that returns a tensor, not {type(output).__name__}.")

@@ -117,7 +117,7 @@ def matched_scale(
             return torch.cat([values_of(run(copied(x, device)), estimate.task).flatten() for x in inputs])
 
     def by_draws(scale: float) -> float:
-        return variance(values(draw) for draw in estimate._runs(DRAWS, scale, seed))
+        return variance(values(draw) for draw in estimate._models(DRAWS, scale, seed))
 
     for twin in (twins := list(twins)):
         twin.eval()
