@@ -7,8 +7,8 @@ import argparse
 import csv
 import random
 
+import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from torch.utils.data import Subset
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding, TrainingArguments
 
 from twinboot.integrations.huggingface import TwinTrainer, load
@@ -17,7 +17,6 @@ parser = argparse.ArgumentParser()
 parser.add_argument("csv", help="a header, then a text and its label in each row")
 parser.add_argument("--model", required=True, help="a folder, or a name on the hub")
 parser.add_argument("--rows", type=int, help="use so many rows of the file, drawn at random")
-parser.add_argument("--level", type=float, default=0.9, help="the share of sets that hold the right label")
 parser.add_argument("--out", default="abstaining", help="the folder of the result")
 given = parser.parse_args()
 
@@ -27,6 +26,7 @@ samples = random.Random(0).sample(samples, given.rows or len(samples))
 classes = sorted({label for _, label in samples})
 test, train = samples[: len(samples) // 5], samples[len(samples) // 5 :]
 
+torch.manual_seed(0)  # of the adapter and of the new head
 tokenizer = AutoTokenizer.from_pretrained(given.model)
 collate = DataCollatorWithPadding(tokenizer)
 rows = [{**tokenizer(text, truncation=True), "labels": classes.index(label)} for text, label in train]
@@ -38,16 +38,16 @@ trainer = TwinTrainer(model, args, collate, rows, processing_class=tokenizer)
 trainer.train()
 
 # Some 13 % of the rows were drawn for neither twin: half of them for the temperature, half for the sets.
-unseen, estimate = trainer.bootstrap.unseen.tolist(), trainer.estimate()
-estimate.calibrate(Subset(rows, unseen[::2]), samples=8, collate_fn=collate)
-estimate.conformalize(Subset(rows, unseen[1::2]), samples=8, collate_fn=collate)
+unseen, estimate = [rows[i] for i in trainer.bootstrap.unseen.tolist()], trainer.estimate()
+estimate.calibrate(unseen[::2], samples=8, collate_fn=collate)
+estimate.conformalize(unseen[1::2], samples=8, collate_fn=collate)
 trainer.save_model()  # the adapter, sigma with the calibration, and the tokenizer
 
 # From here on, another program: with the folder, the backbone and the names of the classes.
 again = AutoModelForSequenceClassification.from_pretrained(given.model, num_labels=len(classes))
 estimate = load(given.out, PeftModel.from_pretrained(again, given.out))
 prediction = estimate.predict([text for text, _ in test], samples=8, tokenizer=tokenizer)
-sets = prediction.set(given.level)
+sets = prediction.set(0.9)
 for (text, _), which in list(zip(test, sets, strict=True))[:5]:
     names = [classes[i] for i in which.nonzero().flatten().tolist()]
     print(f"{text!r}: {names[0] if len(names) == 1 else 'not sure, ' + ' or '.join(names)}")
