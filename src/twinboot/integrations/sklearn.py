@@ -53,8 +53,8 @@ TRIES = 100  # bootstraps to try until two rows of a small table are out-of-bag
 MAX_REPEATS = 10  # larger weights multiply the loss instead: each repetition costs as much as a row
 TOO_FAR = "X has values so far from the training data that the prediction is not a finite number."
 LARGE, BATCH, LARGE_BATCH = 2000, 32, 256  # rows of a large table; batch sizes for small and large tables
-# Multiplications of a forward pass up to which the default network trains on one thread. A step then takes at most half
-# a millisecond, and a second thread does not shorten it: it waits at the end of each layer and of each tensor of Adam.
+# Multiplications of a forward pass up to which the default network runs on one thread. A step then takes at most half a
+# millisecond, and a second thread does not shorten it: it waits at the end of each layer and of each tensor of Adam.
 # Where other processes want that core, too, it waits for them each time, and a training takes ten times as long.
 ONE_THREAD = 2**22
 ENOUGH = 50  # out-of-bag rows to calibrate a classifier: with fewer, the temperature is too uncertain
@@ -247,9 +247,9 @@ class _TwinBoot(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"a network with hidden={shown(self.hidden)} does not fit into memory.") from None
         return nn.Sequential(*itertools.chain.from_iterable(layers), nn.Linear(sizes[-1], outputs))
 
-    def _threads(self, network: nn.Module, batch_size: int) -> AbstractContextManager[None]:
+    def _threads(self, network: nn.Module, rows: int) -> AbstractContextManager[None]:
         """One thread for small networks, unless they are the user's own, which may use each weight many times."""
-        small = sum(p.numel() for p in network.parameters()) * batch_size <= ONE_THREAD
+        small = sum(p.numel() for p in network.parameters()) * rows <= ONE_THREAD
         return one_thread() if small and self.network is None else nullcontext()
 
     def _data_and_loss(self, rows: Rows) -> tuple[TensorDataset, Task | losses.Loss]:
@@ -285,7 +285,8 @@ class _TwinBoot(BaseEstimator):  # type: ignore[misc]
         estimate = copy.deepcopy(self.estimate_).double()
         # Twins of a handful of rows may be equal: then all draws are the mean.
         samples = int(self.samples) if estimate.partition.sigma.any() else 0
-        found = estimate.predict(self._standardize(x), samples, self._task, seed=self.seed_)
+        with self._threads(estimate.module, len(x) * max(1, samples)):
+            found = estimate.predict(self._standardize(x), samples, self._task, seed=self.seed_)
         if not (found.mean.isfinite() & found.std.isfinite()).all():
             raise ValueError(TOO_FAR)
         return found
