@@ -84,7 +84,12 @@ regressions: .venv/ready
 truth: .venv/ready
 	$(BIN)/twinboot truth --jobs 2 --out out/full
 	$(BIN)/twinboot truth --preset protein --data $(FILE) --jobs 2 --out out/full
-	$(BIN)/twinboot truth --preset fashion --data $(DATA) --jobs 2 --out out/full
+	$(BIN)/twinboot truth --preset fashion --data $(DATA) --methods fit error_bars dropout laplace --members 2 --jobs 2 \
+		--out out/full
+	$(BIN)/twinboot truth --preset fashion --data $(DATA) --methods ensemble bootstrap ivon swag --sizes 500 1000 2000 \
+		--jobs 2 --out out/rivals
+	$(BIN)/twinboot report out/rivals --page docs/results --prefix rivals- \
+		--title "Ensembles, the bootstrap, IVON and SWAG against the truth (Fashion-MNIST)"
 	$(BIN)/twinboot truth --preset cifar10 --data $(DATA) --jobs 2 --out out/full
 	$(BIN)/twinboot report out/full --page docs/results
 
