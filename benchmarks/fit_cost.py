@@ -1,6 +1,6 @@
 """What `fit` costs beside the steps of its twins, and what trainings on small tables and in two processes cost.
 
-    .venv/bin/python benchmarks/fit_cost.py --page docs/fit-cost.md      all parts; ten minutes on two idle cores
+    .venv/bin/python benchmarks/fit_cost.py --page docs/fit-cost.md      all parts
     .venv/bin/python benchmarks/fit_cost.py epochs                       one of: epochs, tables, processes
 
 `fit` runs as it is; its parts are timed by wrapping their functions. After each of its steps a plain training takes
@@ -44,7 +44,7 @@ from twinboot.training.selection import Average
 from twinboot.training.validation import Validation
 
 RESULTS = Path("out/fit-cost")
-IMAGES, EPOCHS = 5000, 6  # the images of the preset cifar10-5k, and epochs enough for a median
+IMAGES, EPOCHS = 5000, 4  # the images of the preset cifar10-5k, and epochs enough for a median
 LONG = 24  # epochs of that preset, over which the last pass for BatchNorm is spread
 SETTLING = 0.3  # the default of `fit`
 ROWS, SEEDS = 500, 5  # of the tables
@@ -270,14 +270,13 @@ def page_of_epochs(found: dict[str, list[float]]) -> str:
     epoch = statistics.median(plain)
     [last], [settling] = found["at the end: BatchNorm statistics"], found["settling"]
     all_included = [ratio + last / epoch / LONG for ratio in ratios(whole, plain)]
-    per_epoch = settling / epoch / max(1, round(SETTLING * EPOCHS))
     share = statistics.median(ratios(beside, steps))
     total = statistics.median(all_included)
     lines += [
         "",
         f"At the end of a run, BatchNorm statistics from all training samples take {last / epoch:.2f} plain epochs. "
-        f"In an epoch in which twins settle (`spread={SETTLING}`), `fit` takes {per_epoch:.2f} plain epochs, with what "
-        f"it takes to match the scale of the draws: that adds about {SETTLING * per_epoch:.2f} plain trainings.",
+        f"The settling phase took {settling / epoch:.2f} plain epochs here, where `spread={SETTLING}` of the epochs is "
+        f"{max(1, round(SETTLING * EPOCHS))}, for each rate that is tried, and the match of the scale a fixed cost.",
         "",
         "| target | measured | reached |",
         "|---|---|---|",
