@@ -17,4 +17,4 @@ def test_each_extra_that_a_sentence_names_is_one() -> None:
 def test_each_integration_has_an_extra_of_its_name() -> None:
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     modules = {path.stem for path in (ROOT / "src/twinboot/integrations").glob("*.py")}
-    assert modules - {"__init__", "resuming"} == {"sklearn", "lightning", "huggingface"} <= set(known)
+    assert modules - {"__init__", "card", "resuming"} == {"sklearn", "lightning", "huggingface"} <= set(known)
