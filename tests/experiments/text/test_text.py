@@ -59,13 +59,6 @@ def test_numbers_verdicts_and_figure_show_every_method(run: Run) -> None:
     assert [entry.get_text() for entry in drawn.legends[0].get_texts()] == ALL
 
 
-@pytest.mark.skipif(not text.STATUS.exists(), reason="memory is measured on Linux alone")
-def test_a_method_has_a_peak_of_memory_for_each_row() -> None:
-    memory = text.memory(SMALL, "lora", lambda: None)["memory"]
-    assert memory["method"].to_list() == ALL[:2]
-    assert (memory["peak"] > 0).all()
-
-
 def test_a_plain_adapter_costs_one(run: Run) -> None:
     runs = text.with_cost(run.tables["runs"])
     assert runs[runs["method"] == "LoRA"].groupby("labels")["cost"].mean().to_list() == pytest.approx([1, 1])

@@ -8,11 +8,9 @@ figure.py and verdicts.py what is shown of them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +57,6 @@ COLUMNS = {  # score -> its title and format
     "cost": ("time (LoRA = 1)", "{:.2f}"),
     "seconds": ("core seconds", "{:.0f}"),
 }
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")  # of Linux; memory is not measured elsewhere
 HELD_OUT = 5  # every fifth query of the table of choices is held out
 # What the table of choices tries, besides the settings of the run. The lowest learning rate of IVON is its authors',
 # for trainings of 10,000 steps; these here have some hundred.
@@ -97,8 +94,6 @@ def parts(config: Config) -> list[Part]:
         if config.preset != "toy" and (adapter == "LoRA" or "ivon" in config.methods)
         for k in range(len(tried))
     ]
-    if config.preset != "toy" and STATUS.exists():
-        found += [Part(f"memory {name}", 1, partial(memory, config, name)) for name in config.methods]
     return found + [
         Part(f"{labels} {name} {number}", 1, partial(_run, config, labels, number, name))
         for labels in config.labels
@@ -118,31 +113,6 @@ def _choice(config: Config, adapter: str, which: int, tick: Tick) -> dict[str, p
     lr = tried.lr if adapter == "LoRA" else tried.ivon_lr
     about = {"adapter": adapter, "layers": tried.layers, "lr": lr, "epochs": tried.epochs}
     return {"choices": pd.DataFrame([about | found])}
-
-
-def memory(config: Config, name: str, tick: Tick) -> dict[str, pd.DataFrame]:
-    """The peak memory of a method, in a process of its own."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        found = process.submit(peak, config, name).result()
-    tick()
-    return {"memory": pd.DataFrame([{"method": row, "peak": mib} for row, mib in found.items()])}
-
-
-def peak(config: Config, name: str) -> dict[str, float]:
-    """For each row of a method, MiB that a short training takes at most, beyond the encoder and the queries."""
-    from .methods import METHODS, Plain, shortened, train
-
-    with one_thread():
-        task = shortened(config)
-        CLEAR.write_text("5")  # forget the peak so far
-        before = _resident("VmRSS")
-        found = METHODS[name](task, lambda: Plain(train(task, task.seed)[0].model, 0.0))
-        return dict.fromkeys(found, _resident("VmHWM") - before)
-
-
-def _resident(field: str) -> float:
-    """MiB of this process: VmRSS is what it holds, VmHWM the most that it held."""
-    return next(int(line.split()[1]) for line in STATUS.read_text().splitlines() if line.startswith(field)) / 1024
 
 
 def _run(config: Config, labels: int, number: int, name: str, tick: Tick) -> dict[str, pd.DataFrame]:
@@ -175,11 +145,10 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
     for labels in config.labels:
         own = runs[runs["labels"] == labels]
         rows = [dict(_row(method, group)) for method, group in own.groupby("method", sort=False)]
-        if "memory" in tables and labels == config.labels[0]:
-            peaks = tables["memory"].set_index("method")["peak"]
-            rows = [row | {"peak memory, MiB": f"{peaks[row['']]:.0f}"} for row in rows]
         title = f"{labels} training queries for each of {own['intents'].iloc[0]} intents: mean and 95 % interval"
-        found[f"{title} over {own['seed'].nunique()} seeds"] = pd.DataFrame(rows).fillna("")
+        columns = ["", *(name for name, _ in COLUMNS.values())]
+        shown = pd.DataFrame(rows).reindex(columns=columns).dropna(axis=1, how="all").fillna("")
+        found[f"{title} over {own['seed'].nunique()} seeds"] = shown
     if "choices" in tables:
         shown = tables["choices"].copy()
         shown["NLL"], shown["accuracy"] = (shown.pop(name).map("{:.3f}".format) for name in ("nll", "accuracy"))

@@ -27,7 +27,7 @@ COLOURS = {
     "MonteCLoRA": "#1aa7b8",
     "PVeRA": "#c2b015",
 }
-MARKERS = "oDsv"  # of rows with the same colour, in their order
+MARKERS = "oDsvP"  # of rows with the same colour, in their order
 
 
 def draw(runs: pd.DataFrame) -> Figure:
@@ -58,8 +58,12 @@ def _panel(panel: Axes, runs: pd.DataFrame, score: str, methods: list[str]) -> N
         if own.empty:
             continue
         mean, half = interval(own[score])
-        bar = None if pd.isna(half) else half
+        bar = None if pd.isna(half) else [[min(half, 0.9 * mean)], [half]]  # it ends above 0 on a logarithmic axis
         panel.errorbar(own["cost"].mean(), mean, yerr=bar, fmt=marker, color=colour, ms=7, lw=1.2, label=method)
+    if score in ("nll", "ece"):  # one method may be far off
+        panel.set_yscale("log")
+        panel.set_yticks(*plots.log_ticks(*panel.get_ylim()))
+        panel.yaxis.set_minor_locator(NullLocator())
     panel.set_xscale("log")
     low, high = 0.8 * runs["cost"].min(), 1.2 * runs["cost"].max()
     panel.set_xticks(*plots.log_ticks(low, high))

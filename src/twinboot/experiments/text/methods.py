@@ -173,8 +173,8 @@ def trained(config: Config, labels: int, number: int) -> Plain:
 @lru_cache(maxsize=1)
 def _warm_up(config: Config) -> None:
     """The first steps of a process take longer, and would count as training time."""
-    task = shortened(config)
-    train(task, task.seed)
+    task = task_of(config, config.labels[0], 0)
+    train(task.subset(torch.arange(min(len(task.y), 2 * TRAIN_BATCH))), task.seed, num_train_epochs=1)
 
 
 def _of_one(probs: Tensor, seconds: float) -> Found:
@@ -496,14 +496,6 @@ def task_of(config: Config, labels: int, number: int) -> Task:
         samples=config.samples,
         seed=seed,
     )
-
-
-def shortened(config: Config) -> Task:
-    """A task of one epoch, with a few queries."""
-    task = task_of(config, config.labels[0], 0)
-    some = torch.arange(min(len(task.y), 4 * TRAIN_BATCH))
-    test = Features(task.test.hidden[:BATCH], task.test.mask[:BATCH])
-    return replace(task.subset(some), test=test, test_y=task.test_y[:BATCH], epochs=1, samples=2)
 
 
 def hold_out_scores(config: Config, adapter: str, every: int) -> dict[str, float]:
