@@ -235,6 +235,7 @@ def measure(case: Case) -> dict[str, list[float]]:
     clean = [torch.empty_like(w) for w in weights]
     scratch = [[torch.empty_like(p) for p in copy.parameters()] for copy in twins]
     estimate = twins.estimate()
+    estimate.partition.sigma.fill_(0.01)  # it is 0 before the first step, and draws would have no noise
 
     per_output: dict[str, Twin] = {}
     if case.model in (mlp, mlp_wide):

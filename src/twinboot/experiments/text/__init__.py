@@ -117,10 +117,11 @@ def _choice(config: Config, adapter: str, which: int, tick: Tick) -> dict[str, p
 
 def _run(config: Config, labels: int, number: int, name: str, tick: Tick) -> dict[str, pd.DataFrame]:
     """A method with the training queries of one seed."""
-    from .methods import METHODS, task_of, trained
+    from .methods import METHODS, task_of, trained, warm_up
     from .scores import scores
 
     with one_thread():
+        warm_up(config)
         task = task_of(config, labels, number)
         found = METHODS[name](task, partial(trained, config, labels, number))
     tick()

@@ -165,20 +165,15 @@ def train(
 @lru_cache(maxsize=1)  # several methods begin from the same adapter
 def trained(config: Config, labels: int, number: int) -> Plain:
     task = task_of(config, labels, number)
-    _warm_up(config)
     trainer, seconds = train(task, task.seed)
     return Plain(trainer.model, seconds)
 
 
 @lru_cache(maxsize=1)
-def _warm_up(config: Config) -> None:
+def warm_up(config: Config) -> None:
     """The first steps of a process take longer, and would count as training time."""
     task = task_of(config, config.labels[0], 0)
     train(task.subset(torch.arange(min(len(task.y), 2 * TRAIN_BATCH))), task.seed, num_train_epochs=1)
-
-
-def _of_one(probs: Tensor, seconds: float) -> Found:
-    return Found(probs, seconds)
 
 
 def _of_draws(draws: Iterable[Tensor], seconds: float) -> Found:
@@ -194,8 +189,8 @@ def by_lora(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
     first = plain()
     longer, more = train(task, derive(task.seed, "longer"), num_train_epochs=round(LONGER * task.epochs))
     return {
-        "LoRA": _of_one(task.logits(first.model).softmax(1), first.seconds),
-        f"LoRA, {LONGER} times the epochs": _of_one(task.logits(longer.model).softmax(1), more),
+        "LoRA": Found(task.logits(first.model).softmax(1), first.seconds),
+        f"LoRA, {LONGER} times the epochs": Found(task.logits(longer.model).softmax(1), more),
     }
 
 
@@ -209,7 +204,7 @@ def by_temperature(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
     kept, labels = task.subset(held), task.y[held]
     logits = task.logits(trainer.model, kept.x)
     temperature = calibration.temperature(logits[None], calibration.Labels(labels))
-    return {"LoRA, temperature": _of_one((task.logits(trainer.model) / temperature).softmax(1), seconds)}
+    return {"LoRA, temperature": Found((task.logits(trainer.model) / temperature).softmax(1), seconds)}
 
 
 @method("dropout")
@@ -356,7 +351,7 @@ def by_monteclora(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
     seed = derive(task.seed, "monteclora")
     model = task.model(seed, lora(monteclora_config=MontecloraConfig()))
     trainer, seconds = train(task, seed, model, _MontecloraTrainer)
-    return {"MonteCLoRA": _of_one(task.logits(trainer.model).softmax(1), seconds)}
+    return {"MonteCLoRA": Found(task.logits(trainer.model).softmax(1), seconds)}
 
 
 @method("pvera")
