@@ -50,7 +50,7 @@ def test_help_tells_where_quick_runs_go(command: str, capsys: Any) -> None:
     assert "out/quick by default with --quick" in " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
-OWN = ("nist", "regressions")  # whose settings the paper has nothing to say about
+OWN = ("text", "nist", "regressions")  # whose settings the paper has nothing to say about
 
 
 @pytest.mark.parametrize("command", list(commands.EXPERIMENTS))

@@ -16,6 +16,7 @@ from browser import browser, in_browser
 from PIL import Image
 
 from twinboot.experiments import cli, commands, fwi, gaussian, images, nist, plots, regressions, seismic, truth
+from twinboot.experiments import text as language
 from twinboot.experiments.report import ORDER, TITLE, embedded, help_of, write_page, write_report
 from twinboot.experiments.runner.experiment import Verdict
 from twinboot.experiments.runner.store import carry_out, load
@@ -147,24 +148,26 @@ def test_the_report_of_the_real_experiments_in_a_browser(tmp_path: Path, monkeyp
     monkeypatch.setattr(estimates, "QUICK", estimates.Config(seeds=2, steps=21))
     monkeypatch.setattr(images, "QUICK", images.Config(methods=("hold-out", "twins"), epochs=3, seeds=1, samples=2))
     monkeypatch.setattr(truth, "QUICK", replace(truth.QUICK, methods=("fit", "dropout"), epochs=2, sets=4, scored=2))
+    monkeypatch.setattr(language, "QUICK", replace(language.QUICK, methods=("lora", "twins"), epochs=2, seeds=1))
     monkeypatch.setattr(nist, "QUICK", nist.Config(sets=("Misra1a",), rounds=10, fits=50))
     monkeypatch.setattr(regressions, "QUICK", regressions.Config(tasks=("linear",), sizes=(50,), sets=3, rounds=50))
     assert cli.main(["reproduce", "--quick", "--out", str(tmp_path)]) == 0  # uci is left out: it has no data
     text = (tmp_path / "report.html").read_text()
     assert len(text) < 3e6
-    assert text.count("data:image") == 2 * 13  # each picture once, for light and for dark pages
+    assert text.count("data:image") == 2 * 14  # each picture once, for light and for dark pages
     with browser() as driver:
         driver.get((tmp_path / "report.html").as_uri())
         pictures = driver.execute_script(
             "return [...document.images].map(i => Math.min(i.naturalWidth, i.naturalHeight))"
         )
-        assert len(pictures) == 13
+        assert len(pictures) == 14
         assert min(pictures) > 500
         sections = driver.execute_script(
             "return [...document.querySelectorAll('section')].map(s => [s.id, s.querySelectorAll('.numbers').length,"
             " s.querySelectorAll('.verdict').length, s.querySelectorAll('table.config tbody tr').length])"
         )
         fields = {name: len(module.Config.__dataclass_fields__) for name, module in commands.EXPERIMENTS.items()}
+        fields["text-toy"] = fields["text"]  # named by its preset
         expected = [["gaussian", 2, 4], ["basins", 1, 3], ["sweeps", 1, 5], ["images", 2, 6], ["seismic", 6, 4]]
         expected += [
             ["seismic-paper", 4, 5],
@@ -173,7 +176,7 @@ def test_the_report_of_the_real_experiments_in_a_browser(tmp_path: Path, monkeyp
             ["posterior", 3, 4],
             ["fwi", 1, 3],
         ]
-        expected += [["truth", 1, 3], ["nist", 3, 3], ["regressions", 2, 2]]
+        expected += [["truth", 1, 3], ["text-toy", 1, 2], ["nist", 3, 3], ["regressions", 2, 2]]
         assert sections == [[*row, fields[str(row[0])]] for row in expected]
         reasons = driver.execute_script(
             "return [...document.querySelectorAll('.config td:last-child')].map(t => t.innerHTML)"
