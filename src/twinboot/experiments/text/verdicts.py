@@ -82,7 +82,7 @@ def _best(wide: dict[str, pd.DataFrame], ours: list[str], few: bool) -> Verdict:
     cheap = [row for row in wide["cost"] if wide["cost"][row].mean() <= TWICE]
     means = wide["ood_entropy"].mean()
     mine, others = [row for row in cheap if row in ours], [row for row in cheap if row not in ours]
-    claim = "Among methods with at most twice LoRA's time, entropy of Twin-Boot detects queries out of scope best."
+    claim = "Of methods with at most twice LoRA's time, none detects queries out of scope clearly better by entropy."
     if not mine:
         return Verdict(claim, "not in the paper", status(False, too_few=few), "No row of ours is so cheap.", ours=True)
     best, rival = str(means[mine].idxmax()), str(means[others].idxmax())
