@@ -5,7 +5,8 @@ The noise of `_core/local.py`, where a draw has one normal for each output of a 
     W x + b + sqrt(sigma^2 |x|^2 + sigma'^2) z
 
 For each input this has the distribution of a draw of the weights, and what a prediction says is of each input alone.
-Draws stay smooth functions of the input, and do not depend on the batch that it is in.
+Draws stay smooth functions of the input, and do not depend on the batch that it is in. As all inputs share its normals,
+an average over inputs, such as a mean error bar, varies more from seed to seed than with draws of the weights.
 """
 
 from __future__ import annotations
