@@ -19,7 +19,7 @@ ROWS = {
     "temperature": ["LoRA, temperature"],
     "dropout": ["MC dropout", "MC dropout, averaged"],
     "ensemble": ["ensemble of 2", "ensemble of 5"],
-    "laplace": ["Laplace, last layer"],
+    "laplace": ["Laplace, last layer", "Laplace, prior by a hold-out"],
     "ivon": ["IVON"],
     "monteclora": ["MonteCLoRA"],
     "pvera": ["PVeRA"],
@@ -48,7 +48,8 @@ def test_each_method_predicts_for_all_queries_and_leaves_the_plain_adapter_alone
     for row, own in found.items():
         assert own.probs.shape == (40, task.classes)
         assert ((own.probs.sum(1) - 1).abs() < 1e-5).all()
-        assert own.seconds > 0
+        assert own.cost.seconds > 0
+        assert own.cost.memory >= 0 or math.isnan(own.cost.memory)
         assert (own.information is None) == row.startswith(ALONE)
         assert own.information is None or row == "twins, calibrated" or bool((own.information > -1e-6).all())
     assert torch.equal(task.logits(plain.model), before)
@@ -114,6 +115,19 @@ def test_laplaces_draws_have_the_mean_and_covariance_of_the_exact_posterior_of_o
     assert ((draws.T.cov() - exact).abs() < 4.5 * scale).all()
     jacobian = torch.kron(torch.eye(2, dtype=torch.float64), x)
     assert torch.allclose(found.variance(x)[0], (jacobian @ exact @ jacobian.T).diag())
+
+
+def test_laplaces_prior_of_a_hold_out_predicts_it_best() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, kept = (torch.randn(n, 5, generator=generator, dtype=torch.float64) for n in (40, 30))
+    weights = 3 * torch.randn(4, 5, generator=generator, dtype=torch.float64)  # far too sure of random labels
+    mode, labels = Posterior.of(x, weights), torch.randint(4, (30,), generator=generator)
+    losses = [
+        torch.nn.functional.cross_entropy(replace(mode, precision=precision).logits(kept), labels)
+        for precision in methods.PRECISIONS
+    ]
+    found = mode.chosen_by(kept, labels)
+    assert torch.nn.functional.cross_entropy(found.logits(kept), labels) == min(losses) < max(losses)
 
 
 def test_choices_are_judged_by_queries_that_were_not_trained_on() -> None:

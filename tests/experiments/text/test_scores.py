@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from twinboot import metrics
+from twinboot.experiments.text.cost import Cost
 from twinboot.experiments.text.methods import Found
 from twinboot.experiments.text.scores import area_under_risk, scores, set_size
 
@@ -39,7 +40,7 @@ def test_confident_and_right_predictions_have_sets_of_one_class() -> None:
 def test_only_queries_with_an_intent_count_for_accuracy_and_only_the_others_are_out_of_scope() -> None:
     labels = torch.tensor([0, 1, 0, 1] * 5)
     known = torch.tensor([[0.9, 0.1], [0.2, 0.8]] * 10)
-    found = Found(torch.cat([known, torch.full((10, 2), 0.5)]), seconds=1.0, information=torch.arange(30.0))
+    found = Found(torch.cat([known, torch.full((10, 2), 0.5)]), cost=Cost(1.0), information=torch.arange(30.0))
     rows = scores(found, labels)
     assert rows["accuracy"] == rows["answered"] == rows["ood_entropy"] == rows["ood_information"] == 1
     assert rows["aurc"] == 0

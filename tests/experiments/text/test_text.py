@@ -27,7 +27,8 @@ SMALL = Config(
     strange=20,
 )
 FEW = ["LoRA", "LoRA, 1.4 times the epochs", "error_bars", "error_bars, sigma"]
-ALL = [*FEW[:2], "ensemble of 2", "ensemble of 5", "Laplace, last layer", *FEW[2:]]
+LAPLACE = ["Laplace, last layer", "Laplace, prior by a hold-out"]
+ALL = [*FEW[:2], "ensemble of 2", "ensemble of 5", *LAPLACE, *FEW[2:]]
 
 
 @pytest.fixture(scope="module")

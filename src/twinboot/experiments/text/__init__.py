@@ -1,14 +1,14 @@
 """Beyond the paper: a pretrained language model is fine-tuned with few labelled queries, and has to know when it does
 not know.
 
-config.py has the settings, data.py the queries, encoder.py the model, methods.py the methods, scores.py the scores,
-figure.py and verdicts.py what is shown of them.
+config.py has the settings, data.py the queries, encoder.py the model, methods.py the methods, cost.py and scores.py
+what is measured, figure.py and verdicts.py what is shown of that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -56,6 +56,7 @@ COLUMNS = {  # score -> its title and format
     "set_size": ("size of 90 % sets", "{:.2f}"),
     "cost": ("time (LoRA = 1)", "{:.2f}"),
     "seconds": ("core seconds", "{:.0f}"),
+    "memory": ("peak memory of a training, MiB", "{:.0f}"),
 }
 HELD_OUT = 5  # every fifth query of the table of choices is held out
 # What the table of choices tries, besides the settings of the run. The lowest learning rate of IVON is its authors',
@@ -126,7 +127,7 @@ def _run(config: Config, labels: int, number: int, name: str, tick: Tick) -> dic
         found = METHODS[name](task, partial(trained, config, labels, number))
     tick()
     about = {"labels": labels, "seed": number, "intents": task.classes}
-    rows = [about | {"method": row, "seconds": own.seconds} | scores(own, task.test_y) for row, own in found.items()]
+    rows = [about | {"method": row} | asdict(own.cost) | scores(own, task.test_y) for row, own in found.items()]
     return {"runs": pd.DataFrame(rows)}
 
 

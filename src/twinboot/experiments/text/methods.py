@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -34,6 +33,7 @@ from ...estimate.prediction import entropy
 from ...integrations.huggingface import TwinTrainer
 from ...training.protocol import FIT
 from .config import Config
+from .cost import Cost, measured
 from .data import Queries, generated, read
 from .encoder import BATCH, Classifier, Encoder, Features, collate
 
@@ -95,7 +95,7 @@ class Found:
     """Predictions for the test queries."""
 
     probs: Tensor  # [queries, classes]
-    seconds: float  # of one core, for all trainings that it needs
+    cost: Cost  # of all trainings that it needs
     information: Tensor | None = None  # mutual information [queries], of methods with draws or members
 
 
@@ -104,7 +104,7 @@ class Plain:
     """An adapter that was trained as usual."""
 
     model: nn.Module
-    seconds: float
+    cost: Cost
 
 
 Method = Callable[[Task, Callable[[], Plain]], dict[str, Found]]  # the plain adapter is trained if it is asked for
@@ -129,8 +129,8 @@ def train(
     callbacks: Iterable[TrainerCallback] = (),
     options: dict[str, Any] | None = None,
     **arguments: Any,
-) -> tuple[Trainer, float]:
-    """A trained adapter, in its `Trainer`, and the seconds of one core that it took."""
+) -> tuple[Trainer, Cost]:
+    """A trained adapter, in its `Trainer`, and what it cost."""
     with TemporaryDirectory() as folder, seeded(derive(seed, "training")):
         model = task.model(seed) if model is None else model
         settings = {
@@ -155,18 +155,17 @@ def train(
             **(options or {}),
         )
         trainer.remove_callback(PrinterCallback)
-        began = time.process_time()
-        trainer.train()
-        seconds = time.process_time() - began
+        with measured() as cost:
+            trainer.train()
     trainer.model.eval()
-    return trainer, seconds
+    return trainer, cost
 
 
 @lru_cache(maxsize=1)  # several methods begin from the same adapter
 def trained(config: Config, labels: int, number: int) -> Plain:
     task = task_of(config, labels, number)
-    trainer, seconds = train(task, task.seed)
-    return Plain(trainer.model, seconds)
+    trainer, cost = train(task, task.seed)
+    return Plain(trainer.model, cost)
 
 
 @lru_cache(maxsize=1)
@@ -176,11 +175,11 @@ def warm_up(config: Config) -> None:
     train(task.subset(torch.arange(min(len(task.y), 2 * TRAIN_BATCH))), task.seed, num_train_epochs=1)
 
 
-def _of_draws(draws: Iterable[Tensor], seconds: float) -> Found:
+def _of_draws(draws: Iterable[Tensor], cost: Cost) -> Found:
     """From the logits of draws or members."""
     probs = [logits.softmax(1) for logits in draws]
     mean = torch.stack(probs).mean(0)
-    return Found(mean, seconds, entropy(mean) - torch.stack([entropy(p) for p in probs]).mean(0))
+    return Found(mean, cost, entropy(mean) - torch.stack([entropy(p) for p in probs]).mean(0))
 
 
 @method("lora")
@@ -189,7 +188,7 @@ def by_lora(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
     first = plain()
     longer, more = train(task, derive(task.seed, "longer"), num_train_epochs=round(LONGER * task.epochs))
     return {
-        "LoRA": Found(task.logits(first.model).softmax(1), first.seconds),
+        "LoRA": Found(task.logits(first.model).softmax(1), first.cost),
         f"LoRA, {LONGER} times the epochs": Found(task.logits(longer.model).softmax(1), more),
     }
 
@@ -197,14 +196,19 @@ def by_lora(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
 @method("temperature")
 def by_temperature(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
     """A part of the training queries chooses a temperature instead."""
+    training, kept = _with_hold_out(task)
+    trainer, cost = train(training, derive(task.seed, "temperature"))
+    logits = task.logits(trainer.model, kept.x)
+    temperature = calibration.temperature(logits[None], calibration.Labels(kept.y))
+    return {"LoRA, temperature": Found((task.logits(trainer.model) / temperature).softmax(1), cost)}
+
+
+def _with_hold_out(task: Task) -> tuple[Task, Task]:
+    """The task with most of its training queries, and with the others."""
     held = torch.zeros(len(task.y), dtype=torch.bool)
     order = torch.randperm(len(held), generator=torch.Generator().manual_seed(derive(task.seed, "hold-out")))
     held[order[: round(HELD_OUT * len(held))]] = True
-    trainer, seconds = train(task.subset(~held), derive(task.seed, "temperature"))
-    kept, labels = task.subset(held), task.y[held]
-    logits = task.logits(trainer.model, kept.x)
-    temperature = calibration.temperature(logits[None], calibration.Labels(labels))
-    return {"LoRA, temperature": Found((task.logits(trainer.model) / temperature).softmax(1), seconds)}
+    return task.subset(~held), task.subset(held)
 
 
 @method("dropout")
@@ -222,7 +226,7 @@ def by_dropout(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
 
     _, more = train(task, derive(task.seed, "averaged"), callbacks=[Averaging()], lr_scheduler_type="constant")
     return {
-        "MC dropout": _of_draws(_masked(task, first.model), first.seconds),
+        "MC dropout": _of_draws(_masked(task, first.model), first.cost),
         "MC dropout, averaged": _of_draws(_masked(task, average[0].module), more),
     }
 
@@ -243,31 +247,42 @@ def _masked(task: Task, model: nn.Module) -> Iterable[Tensor]:
 def by_ensemble(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
     """Adapters with other starts and orders of the queries."""
     first = plain()
-    members, took = [task.logits(first.model)], [first.seconds]
+    members, took = [task.logits(first.model)], [first.cost]
     for k in range(1, max(MEMBERS)):
         trainer, more = train(task, derive(task.seed, "member", k))
         members.append(task.logits(trainer.model))
         took.append(more)
-    return {f"ensemble of {n}": _of_draws(members[:n], sum(took[:n])) for n in MEMBERS}
+    return {f"ensemble of {n}": _of_draws(members[:n], sum(took[:n], Cost())) for n in MEMBERS}
 
 
 @method("laplace")
 def by_laplace(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
     """A Gaussian over the last layer of the plain adapter: its precision is the generalized Gauss-Newton matrix in
-    Kronecker form plus that of a prior, which is chosen by the marginal likelihood (Daxberger et al. 2021)."""
+    Kronecker form plus that of a prior, which is chosen by the marginal likelihood (Daxberger et al. 2021), or by
+    the likelihood of a part of the training queries."""
     first = plain()
-    began = time.process_time()
-    inner = cast(Classifier, cast(Any, first.model).get_base_model())
+    by_evidence = _laplace(task, first.model, first.cost, None)
+    training, kept = _with_hold_out(task)
+    trainer, cost = train(training, derive(task.seed, "laplace"))
+    return {
+        "Laplace, last layer": by_evidence,
+        "Laplace, prior by a hold-out": _laplace(training, trainer.model, cost, kept),
+    }
+
+
+def _laplace(task: Task, adapter: Any, cost: Cost, kept: Task | None) -> Found:
+    """Around an adapter that was trained on the queries of the task, for which the training took `cost`."""
+    inner = cast(Classifier, adapter.get_base_model())
     last = cast(Any, inner.classifier).modules_to_save["default"]
-    x, tests = (_inputs_of_last(inner, features) for features in (task.x, task.test))
-    weights = torch.cat([last.weight, last.bias[:, None]], 1).detach().double()  # [classes, width + 1]
-    mode = Posterior.of(x, weights)
-    seconds = first.seconds + time.process_time() - began
+    with measured() as more:
+        x, tests = (_inputs_of_last(inner, features) for features in (task.x, task.test))
+        weights = torch.cat([last.weight, last.bias[:, None]], 1).detach().double()  # [classes, width + 1]
+        mode = Posterior.of(x, weights)
+        if kept is not None:
+            mode = mode.chosen_by(_inputs_of_last(inner, kept.x), kept.y)
     generator = torch.Generator().manual_seed(derive(task.seed, "laplace"))
-    draws = _of_draws((tests @ mode.draw(generator).T for _ in range(task.samples)), seconds)
-    # Probabilities by the probit approximation, as usual: a mean of few draws in so many directions is noisy.
-    logits = tests @ weights.T / (1 + math.pi / 8 * mode.variance(tests)).sqrt()
-    return {"Laplace, last layer": replace(draws, probs=logits.softmax(1))}
+    draws = _of_draws((tests @ mode.draw(generator).T for _ in range(task.samples)), cost + more)
+    return replace(draws, probs=mode.logits(tests).softmax(1))  # a mean of few draws in so many directions is noisy
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,18 +292,34 @@ class Posterior:
     mean: Tensor
     in_vectors: Tensor
     out_vectors: Tensor
-    deviations: Tensor  # along each pair of these
+    curvature: Tensor  # of the loss, along each pair of these
+    precision: Tensor  # of the prior
 
     @classmethod
     def of(cls, x: Tensor, weights: Tensor) -> Posterior:
-        """For the inputs x. The curvature is the sum of xx' over the queries, times the mean of diag(p) - pp'."""
+        """For the inputs x, with the prior of the highest marginal likelihood. The curvature is the sum of xx' over the
+        queries, times the mean of diag(p) - pp'."""
         probs = (x @ weights.T).softmax(1)
         inputs, in_vectors = torch.linalg.eigh(x.T @ x)
         outputs, out_vectors = torch.linalg.eigh(torch.diag(probs.mean(0)) - probs.T @ probs / len(probs))
         curvature = outputs.clamp(min=0)[:, None] * inputs.clamp(min=0)
         volume = torch.stack([(curvature + precision).log().sum() for precision in PRECISIONS])
         evidence = weights.numel() * PRECISIONS.log() - PRECISIONS * weights.square().sum() - volume
-        return cls(weights, in_vectors, out_vectors, (curvature + PRECISIONS[evidence.argmax()]).rsqrt())
+        return cls(weights, in_vectors, out_vectors, curvature, PRECISIONS[evidence.argmax()])
+
+    def chosen_by(self, x: Tensor, labels: Tensor) -> Posterior:
+        """The same with the prior that predicts these best."""
+        tried = [replace(self, precision=precision) for precision in PRECISIONS]
+        losses = [nn.functional.cross_entropy(mode.logits(x), labels) for mode in tried]
+        return tried[int(torch.stack(losses).argmin())]
+
+    @property
+    def deviations(self) -> Tensor:
+        return (self.curvature + self.precision).rsqrt()
+
+    def logits(self, x: Tensor) -> Tensor:
+        """By the probit approximation, as usual: their softmax is about the mean of that of draws."""
+        return x @ self.mean.T / (1 + math.pi / 8 * self.variance(x)).sqrt()
 
     def draw(self, generator: torch.Generator) -> Tensor:
         normal = torch.randn(self.deviations.shape, generator=generator, dtype=torch.float64)
@@ -320,15 +351,15 @@ class _IvonTrainer(Trainer):  # type: ignore[misc]
 @method("ivon")
 def by_ivon(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
     """IVON on the adapter, with its authors' settings for LoRA on the smaller sets, except the learning rate."""
-    trainer, optimizer, seconds = _ivon(task, derive(task.seed, "ivon"))
+    trainer, optimizer, cost = _ivon(task, derive(task.seed, "ivon"))
     draws = []
     for k in range(task.samples):
         with own_randomness(CPU, task.seed, "draws", k), optimizer.sampled_params():
             draws.append(task.logits(trainer.model))
-    return {"IVON": _of_draws(draws, seconds)}
+    return {"IVON": _of_draws(draws, cost)}
 
 
-def _ivon(task: Task, seed: int) -> tuple[Trainer, Any, float]:
+def _ivon(task: Task, seed: int) -> tuple[Trainer, Any, Cost]:
     model = task.model(seed)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = IVON(
@@ -337,8 +368,8 @@ def _ivon(task: Task, seed: int) -> tuple[Trainer, Any, float]:
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, task.epochs * -(-len(task.y) // TRAIN_BATCH))
     # Clipping the gradient is for AdamW: IVON clips its steps.
     options = {"optimizers": (optimizer, scheduler)}
-    trainer, seconds = train(task, seed, model, _IvonTrainer, options=options, max_grad_norm=0.0)
-    return trainer, optimizer, seconds
+    trainer, cost = train(task, seed, model, _IvonTrainer, options=options, max_grad_norm=0.0)
+    return trainer, optimizer, cost
 
 
 class _MontecloraTrainer(MontecloraTrainerMixin, Trainer):  # type: ignore[misc]
@@ -350,8 +381,8 @@ def by_monteclora(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
     """MonteCLoRA of peft, as it is: it draws in training, and predicts once."""
     seed = derive(task.seed, "monteclora")
     model = task.model(seed, lora(monteclora_config=MontecloraConfig()))
-    trainer, seconds = train(task, seed, model, _MontecloraTrainer)
-    return {"MonteCLoRA": Found(task.logits(trainer.model).softmax(1), seconds)}
+    trainer, cost = train(task, seed, model, _MontecloraTrainer)
+    return {"MonteCLoRA": Found(task.logits(trainer.model).softmax(1), cost)}
 
 
 @method("pvera")
@@ -361,26 +392,25 @@ def by_pvera(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
     adapter = PveraConfig(
         r=PVERA_RANK, target_modules=["query", "value"], modules_to_save=["classifier"], sample_at_inference=True
     )
-    trainer, seconds = train(task, seed, task.model(seed, adapter))
+    trainer, cost = train(task, seed, task.model(seed, adapter))
     draws = []
     for k in range(task.samples):
         with own_randomness(CPU, task.seed, "draws", k):
             draws.append(task.logits(trainer.model))
-    return {"PVeRA": _of_draws(draws, seconds)}
+    return {"PVeRA": _of_draws(draws, cost)}
 
 
 @method("twins")
 def by_twins(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
     """`TwinTrainer` as it is; calibrated by the out-of-bag queries; with each of these given to one of the twins; and
     the same with so many epochs that it takes as long as the longer plain adapter."""
-    trainer, seconds = _twins(task)
-    found = {"twins": _of_twins(task, trainer, seconds)}
-    began = time.process_time()
+    trainer, cost = _twins(task)
+    found = {"twins": _of_twins(task, trainer, cost)}
     out_of_bag = Subset(task.x.dataset(task.y), trainer.bootstrap.unseen.tolist())
-    with warnings.catch_warnings():  # that the best scale may be 0: the table shows what it gives
+    with warnings.catch_warnings(), measured() as more:  # that the best scale may be 0: the table shows what it gives
         warnings.filterwarnings("ignore", "these samples are predicted best without weight noise")
         trainer.estimate().calibrate(out_of_bag, samples=task.samples, collate_fn=collate)
-    found["twins, calibrated"] = _of_twins(task, trainer, seconds + time.process_time() - began)
+    found["twins, calibrated"] = _of_twins(task, trainer, cost + more)
     short = max(1, round(LONGER * task.epochs / 2))
     for row, epochs in (("twins, all queries", task.epochs), (f"twins, all queries, {short} epochs", short)):
         bootstrap = Bootstrap(len(task.y), seed=task.seed, cover=True)
@@ -395,14 +425,14 @@ def by_settled_twins(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]
     return {"twins, spread=0.3": _of_twins(task, *_twins(task, options={"spread": 0.3}))}
 
 
-def _twins(task: Task, **options: Any) -> tuple[Any, float]:
+def _twins(task: Task, **options: Any) -> tuple[Any, Cost]:
     return train(task, derive(task.seed, "twins"), kind=TwinTrainer, **options)
 
 
-def _of_twins(task: Task, trainer: Any, seconds: float) -> Found:
+def _of_twins(task: Task, trainer: Any, cost: Cost) -> Found:
     labels = torch.zeros(len(task.test), dtype=torch.long)  # predict leaves them out
     predicted = trainer.predict(task.test.rows(labels), task.samples)
-    return Found(predicted.probs, seconds, predicted.mutual_information)
+    return Found(predicted.probs, cost, predicted.mutual_information)
 
 
 KEPT: dict[Literal["members", "sigma"], str] = {"members": "error_bars", "sigma": "error_bars, sigma"}
@@ -412,30 +442,31 @@ KEPT: dict[Literal["members", "sigma"], str] = {"members": "error_bars", "sigma"
 def by_error_bars(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
     """`error_bars` around the plain adapter: members, and draws of a matched sigma."""
     first = plain()
-    found = {}
-    began = time.process_time()
+    found, cost = {}, first.cost
     with TemporaryDirectory() as checkpoint:  # one training for both
         for keep, row in KEPT.items():
-            estimate = error_bars(
-                first.model,
-                task.x.dataset(task.y),
-                epochs=max(1, round(task.epochs / 3)),
-                keep=keep,
-                perturb=0.0,  # as its documentation says for adapters
-                optimizer=lambda parameters: torch.optim.AdamW(parameters, task.lr),
-                batch_size=TRAIN_BATCH,
-                checkpoint=checkpoint,
-                seed=derive(task.seed, "error_bars"),
-                progress=False,
-                collate_fn=collate,
-            )
-            found[row] = _of_estimate(task, estimate, first.seconds + time.process_time() - began)
+            with measured() as more:
+                estimate = error_bars(
+                    first.model,
+                    task.x.dataset(task.y),
+                    epochs=max(1, round(task.epochs / 3)),
+                    keep=keep,
+                    perturb=0.0,  # as its documentation says for adapters
+                    optimizer=lambda parameters: torch.optim.AdamW(parameters, task.lr),
+                    batch_size=TRAIN_BATCH,
+                    checkpoint=checkpoint,
+                    seed=derive(task.seed, "error_bars"),
+                    progress=False,
+                    collate_fn=collate,
+                )
+            cost += more
+            found[row] = _of_estimate(task, estimate, cost)
     return found
 
 
-def _of_estimate(task: Task, estimate: Estimate, seconds: float) -> Found:
+def _of_estimate(task: Task, estimate: Estimate, cost: Cost) -> Found:
     predicted = estimate.predict((task.test.hidden, task.test.mask), None if estimate.members else task.samples)
-    return Found(predicted.probs, seconds, predicted.mutual_information)
+    return Found(predicted.probs, cost, predicted.mutual_information)
 
 
 def queries_of(config: Config) -> Queries:
