@@ -226,17 +226,18 @@ def test_averaged_epochs_walk_less_and_each_by_itself_is_the_papers() -> None:
 
 
 def test_noise_in_training_is_so_many_times_sigma(monkeypatch: pytest.MonkeyPatch) -> None:
-    scales, sampled = [], Twins.sampled
+    calls, sampled = [], Twins.sampled
 
-    def spy(self: Twins, scale: float = 1.0) -> Any:
-        scales.append(scale)
-        return sampled(self, scale)
+    def spy(self: Twins, scale: float = 1.0, *, local: bool = False) -> Any:
+        calls.append((scale, local))
+        return sampled(self, scale, local=local)
 
     monkeypatch.setattr(Twins, "sampled", spy)
     for noise in (0.0, 1.0, 2.5):
-        scales.clear()
-        fit(mlp(), blobs(), epochs=2, protocol=Protocol(noise=noise), **QUIET)
-        assert set(scales) == ({noise} if noise else set())
+        for local in (False, True):
+            calls.clear()
+            fit(mlp(), blobs(), epochs=2, protocol=Protocol(noise=noise, local=local), **QUIET)
+            assert set(calls) == ({(noise, local)} if noise else set())
 
 
 def test_a_step_with_pooled_gradients_moves_the_mean_as_ever_and_the_twins_less_apart() -> None:
@@ -783,6 +784,7 @@ def test_a_state_that_could_not_be_read_back_is_refused_before_it_is_kept(tmp_pa
         ),
         ({"protocol": Protocol(noise=2.0)}, "noise was 1.0 and is 2.0 here"),
         ({"protocol": Protocol(pooled=0.5)}, "pooled was 0.0 and is 0.5 here"),
+        ({"protocol": Protocol(local=True)}, "local was False and is True here"),
         ({"protocol": Protocol(mode="mean")}, "mode was sample and is mean here"),
         ({"epochs": 1}, "holds a run of more than 1 epochs"),
         ({"scheduler": lambda o: torch.optim.lr_scheduler.StepLR(o, 3)}, "scheduler was NoneType and is StepLR here"),

@@ -72,8 +72,6 @@ def finite_check_is_due(device: torch.device, step: int) -> bool:
 
 def moved(batch: Any, device: torch.device) -> Any:
     """A batch with all of its tensors on a device, however deep they lie in tuples, lists and mappings."""
-    if type(batch) is list and all(type(t) is Tensor and not t.is_meta for t in batch):  # in a fifth of the time
-        return [t.to(device) for t in batch]
     return _each(lambda t: t.to(device), batch)
 
 
@@ -83,11 +81,14 @@ def copied(batch: Any, device: torch.device) -> Any:
 
 
 def _each(change: Callable[[Tensor], Tensor], batch: Any) -> Any:
-    def leaf(value: Any) -> Any:
-        if isinstance(value, Mapping):  # of a kind that PyTorch does not look into, as tokenizers give
-            return {key: _each(change, part) for key, part in value.items()}
-        if isinstance(value, Tensor) and value.is_meta:
+    if isinstance(batch, Tensor):
+        if batch.is_meta:
             raise ValueError("a tensor is on the meta device, and has no values: load the data first.")
-        return change(value) if isinstance(value, Tensor) else value
-
-    return tree_map(leaf, batch)
+        return change(batch)
+    if type(batch) in (tuple, list):  # tree_map would take five times as long, which shows in steps of small networks
+        return type(batch)([_each(change, part) for part in batch])
+    if isinstance(batch, Mapping):  # tree_map does not look into those of tokenizers
+        return {key: _each(change, part) for key, part in batch.items()}
+    if batch is None or type(batch) in (str, int, float, bool):
+        return batch
+    return tree_map(lambda value: value if value is batch else _each(change, value), batch)  # such as a named tuple

@@ -396,7 +396,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         current, losses = self._current_twin(), []
         self._note_change_of_twins()
-        with current.twins.sampled(self.protocol.noise):
+        with current.twins.sampled(self.protocol.noise, local=self.protocol.local):
             counts = [None] * len(inputs) if num_items_in_batch is None else num_items_in_batch
             for current.number, (batch, count) in enumerate(zip(inputs, counts, strict=True)):
                 losses.append(super().training_step(model, batch, count))

@@ -323,7 +323,7 @@ class TwinModule(pl.LightningModule):
         weighted = self.loader.resample == "counts"
         randomness = own_randomness(self.device, self.seed, self.loader.epoch, self.loader.step, *ranks.own())
         with self._logging_means(), ExitStack() as block:
-            block.enter_context(self.twins.sampled(self.protocol.noise))
+            block.enter_context(self.twins.sampled(self.protocol.noise, local=self.protocol.local))
             with randomness:
                 self._outputs = [self._run(self.module, part, batch_idx, weighted) for part in self.each_twin(batch)]
             if None in self._outputs:

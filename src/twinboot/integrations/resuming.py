@@ -25,11 +25,13 @@ def options_of(run: Any) -> dict[str, Any]:
     # TwinModule's default schedule depends on the length of an epoch, which Lightning knows only later.
     protocol: Protocol = run.protocol
     reset = "the usual one" if protocol.reset is None else resets.described(protocol.reset)
-    return {"reset": reset, "mode": protocol.mode, "noise": float(protocol.noise), "pooled": float(protocol.pooled)}
+    numbers = {"noise": float(protocol.noise), "pooled": float(protocol.pooled)}
+    return {"reset": reset, "mode": protocol.mode, "local": protocol.local, **numbers}
 
 
 def require_same_options(checkpoint: dict[str, Any], run: Any) -> None:
-    require_same(checkpoint.get(OPTIONS, {}), options_of(run), "use the options of the original run")
+    then = {"local": False, **checkpoint.get(OPTIONS, {})}  # earlier versions had none
+    require_same(then, options_of(run), "use the options of the original run")
 
 
 # Hugging Face: twins.pt in the checkpoint folder of the Trainer

@@ -36,7 +36,7 @@ from .operators import Forward
 from .posterior import Posterior, by_least_squares, by_optimizer, clearly_lower
 from .priors import Prior, as_priors
 
-NOT_USED = ("pooled", "resample", "average")  # settings of a protocol: there are no networks, loaders or epochs
+NOT_USED = ("local", "pooled", "resample", "average")  # of a protocol: there are no networks, loaders or epochs
 # With a prior, twins go to their minima, and noise on the weights and resets would only keep them from it. In a linear
 # problem of 12 cells with 2,000 steps of Adam, sigma^2 was 1.06 of the exact one without both (three pairs of twins),
 # 1.05 with noise, 0.70 with resets and 0.46 with both.

@@ -110,15 +110,16 @@ class Training:
         self.twins.train()
         total, number = torch.zeros((), device=self.device), 0
         before = (epoch - 1) * len(self.loader)
+        noise = self.protocol.noise
         # Without noise and resets, no step of the epoch uses sigma.
-        each_sigma = self.protocol.noise > 0 or not isinstance(due, never)
+        each_sigma = noise > 0 or not isinstance(due, never)
         for step, pair in enumerate(self.loader, start=1):
             if before + step > 1 and is_due(due, before + step - 1):
                 self.twins.reset(self.protocol.mode)
             optimizer.zero_grad()
             with (
                 own_randomness(self.device, self.seed, epoch, step, *ranks.own()) if self.draws else alone(),
-                self.twins.sampled(self.protocol.noise) if self.protocol.noise else nullcontext(),
+                self.twins.sampled(noise, local=self.protocol.local) if noise else nullcontext(),
             ):
                 for place, (twin, batch) in enumerate(zip(self.runners, pair, strict=True)):
                     value = self._loss(twin, batch)

@@ -194,6 +194,7 @@ def fit(
         "reset": None if checkpoint is None else resets.described(due),
         "mode": protocol.mode,
         "noise": float(protocol.noise),
+        "local": protocol.local,
         "pooled": float(protocol.pooled),
         "average": str(float(protocol.average)),
         "spread": float(spread),
@@ -219,7 +220,8 @@ def fit(
     state = saved.latest(run.device) if saved else None
     if state is not None:
         _require_keys(state, {"description"}, checkpoint)
-        then = {"control": False, "spread": 0.0, **unpack(state["description"])}  # earlier versions had none
+        before = {"control": False, "spread": 0.0, "local": False}  # earlier versions had none of these
+        then = {**before, **unpack(state["description"])}
         require_same(then, description, "use the options of then, or another directory")
         _require_keys(state, {"history", "best", "average", *parts}, checkpoint)
         if len(state["history"]["epoch"]) > epochs:

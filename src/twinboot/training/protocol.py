@@ -30,6 +30,7 @@ class Protocol:
             `resets.steps(resets.growing(10, 1.1, most=80))`. `invert` counts steps in any case.
         mode: how they are reset: `"sample"` as in the paper, `"mean"` or `"centered"` (`Twins.reset`).
         noise: factor on sigma for the noise on the weights in training.
+        local: draw the noise of linear layers at the end of a model per output, as `Twins.sampled` says.
         pooled: share of each twin's gradients that is replaced by the mean over the twins (`pool_gradients`).
         resample: `"draws"` or `"counts"`, as in `PairedLoader`.
         average: weight averaging over the epochs, with weights proportional to epoch^average. 0 counts all epochs
@@ -43,6 +44,7 @@ class Protocol:
     reset: resets.Schedule = _OPEN
     mode: resets.Mode = _OPEN
     noise: float = _OPEN
+    local: bool = _OPEN
     pooled: float = _OPEN
     resample: Resample = _OPEN
     average: float = _OPEN
@@ -99,6 +101,7 @@ FIT = Protocol(
     # ones: from random weights, twins diverge within a few hundred steps (docs/first-epoch.md).
     mode="sample",  # line 13 of Algorithm 1
     noise=1.0,  # line 6
+    local=False,  # less work in wide layers alone (docs/overhead.md); docs/local.md has what it does to predictions
     pooled=0.0,  # the paper pools nothing
     resample="counts",  # the objective of the paper's "draws" at 63 % of the work
     average=8.0,  # half of the weight on the last 7 % of a run; with 1 and 3 the average lagged behind

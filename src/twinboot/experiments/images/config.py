@@ -55,8 +55,8 @@ class Config:
     dropout and twins."""
     set: tuple[str, ...] = ()
     """Run Twin-Boot once more with these settings changed, such as noise=2 kind=split. The settings are mode, resample,
-    decay, noise, pooled, scale, spread, reset, early, groups, dropout, kind, cover and longer. For more than one such
-    variant see --methods."""
+    decay, noise, local, pooled, scale, spread, reset, early, groups, dropout, kind, cover and longer. For more than one
+    such variant see --methods."""
     epochs: int | None = None
     """Epochs of a single model. By default those of the preset."""
     seeds: int | None = None

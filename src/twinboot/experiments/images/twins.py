@@ -37,6 +37,7 @@ class Recipe:
     resample: Literal["counts", "draws"] = FIT.resample
     decay: bool = False  # lower the learning rate along a cosine
     noise: float = FIT.noise  # times sigma, in training
+    local: bool = FIT.local  # noise per output of linear layers
     pooled: float = FIT.pooled  # share of the gradients that is the mean of both twins'
     scale: float = 1.0  # times sigma, in draws for a prediction
     # As `spread` of `fit`; above 0 it replaces sigma and scale. 0 as in the paper: draws have the sigma of training.
@@ -60,7 +61,7 @@ class Recipe:
 
     def protocol(self, problem: Problem) -> Protocol:
         settings: dict[str, Any] = {
-            name: getattr(self, name) for name in ("groups", "mode", "noise", "pooled", "resample")
+            name: getattr(self, name) for name in ("groups", "mode", "noise", "local", "pooled", "resample")
         }
         if self.early:
             steps = math.ceil(len(problem.y) / problem.batch)  # of an epoch of a single model

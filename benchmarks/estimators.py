@@ -1,9 +1,11 @@
-"""What does a matched spread do to the predictions of the scikit-learn estimators? With `spread=0.3`, and without.
+"""What does a setting do to the predictions of the scikit-learn estimators? With a matched spread, or with noise per
+output, and without.
 
-    .venv/bin/python benchmarks/spread.py --data FILE.npz --page docs/spread.md        (needs the extra sklearn)
+    .venv/bin/python benchmarks/estimators.py spread --data FILE.npz --page docs/spread.md     (needs the extra sklearn)
+    .venv/bin/python benchmarks/estimators.py local --data FILE.npz --page docs/local.md
 
 FILE is what `twinboot uci` takes (`twinboot.experiments.uci.data`). Some twenty minutes of one core. Each fit is a line
-of out/spread/fits.csv as soon as it is done, and one that is there is not done again.
+of out/spread/fits.csv or out/local/fits.csv as soon as it is done, and one that is there is not done again.
 """
 
 from __future__ import annotations
@@ -12,8 +14,11 @@ import argparse
 import csv
 import platform
 import sys
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import sklearn
@@ -23,29 +28,59 @@ from scipy import stats
 from sklearn import datasets
 from sklearn.model_selection import StratifiedShuffleSplit
 
-from twinboot import metrics
+from twinboot import Protocol, metrics
 from twinboot._core.atomic import replacing
 from twinboot.experiments.uci.data import read
 from twinboot.integrations.sklearn import TwinBootClassifier, TwinBootRegressor
 
 LEVEL = 0.9
-SPREADS = (0.0, 0.3)  # without, and the default of `fit`
 TABLES = ("bostonHousing", "concrete", "energy", "wine-quality-red", "yacht")  # the small ones of `twinboot uci`
 CLASSES = ("iris", "wine", "breast_cancer", "digits")  # they come with scikit-learn
 TEST = 0.25  # share of the rows of a set of classes
-ORDER = ("RMSE", "error", "NLL", "ECE", "coverage", "width", "spread")  # of the columns
-RESULTS = Path("out/spread/fits.csv")
+ORDER = ("RMSE", "error", "NLL", "ECE", "coverage", "width", "spread", "core seconds")  # of the columns
 Arrays = tuple[NDArray[np.float64], NDArray[np.float64]]
 Split = tuple[Arrays, Arrays]  # to train on, and to test by
 Scores = dict[str, float]
-Score = Callable[[Arrays, Arrays, int, float], Scores]
-Done = dict[tuple[str, int, float], Scores]  # set, split and spread -> scores
+Settings = dict[str, Any]  # of an estimator
+Score = Callable[[Arrays, Arrays, int, Settings], Scores]
+Done = dict[tuple[str, int, str], Scores]  # set, split and setting -> scores
 
 
-def regression(train: Arrays, test: Arrays, seed: int, spread: float) -> Scores:
+@dataclass(frozen=True)
+class Comparison:
+    """Two settings, the same but for what is asked about."""
+
+    name: str
+    title: str
+    settings: dict[str, Settings]  # as the page has it -> arguments of the estimators: without, and with
+
+    @property
+    def results(self) -> Path:
+        return Path("out") / self.name / "fits.csv"
+
+
+COMPARISONS = {
+    "spread": Comparison(
+        "spread",
+        "The scikit-learn estimators with a matched spread",
+        {"spread=0": {"spread": 0.0}, "spread=0.3": {"spread": 0.3}},  # the default of `fit`
+    ),
+    "local": Comparison(
+        "local",
+        "The scikit-learn estimators with noise per output",
+        {
+            "local=False": {"protocol": Protocol(local=False)},
+            "local=True": {"protocol": Protocol(local=True)},
+        },
+    ),
+}
+
+
+def regression(train: Arrays, test: Arrays, seed: int, settings: Settings) -> Scores:
     """Scores in standard deviations of the target."""
-    unit = train[1].std()
-    model = TwinBootRegressor(spread=spread, random_state=seed).fit(*train)
+    unit, began = train[1].std(), time.process_time()
+    model = TwinBootRegressor(random_state=seed, **settings).fit(*train)
+    seconds = time.process_time() - began
     mean, std = model.predict(test[0], return_std=True)
     low, high = model.predict_interval(test[0], LEVEL)
     return {
@@ -54,11 +89,14 @@ def regression(train: Arrays, test: Arrays, seed: int, spread: float) -> Scores:
         "coverage": float(((low <= test[1]) & (test[1] <= high)).mean()),
         "width": (high - low).mean() / unit,
         "spread": np.sqrt(np.mean(std**2 - model.noise_**2)) / unit,
+        "core seconds": seconds,
     }
 
 
-def classification(train: Arrays, test: Arrays, seed: int, spread: float) -> Scores:
-    model = TwinBootClassifier(spread=spread, random_state=seed).fit(*train)
+def classification(train: Arrays, test: Arrays, seed: int, settings: Settings) -> Scores:
+    began = time.process_time()
+    model = TwinBootClassifier(random_state=seed, **settings).fit(*train)
+    seconds = time.process_time() - began
     probs, labels = torch.from_numpy(model.predict_proba(test[0])), torch.from_numpy(test[1].astype(np.int64))
     drawn = model._predict(test[0]).std
     return {
@@ -66,6 +104,7 @@ def classification(train: Arrays, test: Arrays, seed: int, spread: float) -> Sco
         "NLL": metrics.nll(probs, labels),
         "ECE": metrics.ece(probs, labels),
         "spread": float(drawn.square().mean().sqrt()),
+        "core seconds": seconds,
     }
 
 
@@ -84,18 +123,21 @@ def classes(splits: int) -> Iterator[tuple[str, list[Split]]]:
         yield name, [((x[train], y[train]), (x[test], y[test])) for train, test in parts]
 
 
-def compared(score: Score, sets: Iterator[tuple[str, list[Split]]], done: Done, only_stored: bool) -> str:
+def compared(
+    score: Score, sets: Iterator[tuple[str, list[Split]]], comparison: Comparison, done: Done, only_stored: bool
+) -> str:
     """A table: for each set and score the mean without, and the change with a 95 % interval over the splits."""
     lines = list[str]()
     for name, splits in sets:
-        numbers = [n for n in range(len(splits)) if not only_stored or all((name, n, s) in done for s in SPREADS)]
+        stored = [n for n in range(len(splits)) if all((name, n, s) in done for s in comparison.settings)]
+        numbers = stored if only_stored else range(len(splits))
         for number in numbers:
-            for spread in SPREADS:
-                if (name, number, spread) not in done:
-                    done[name, number, spread] = score(*splits[number], number, spread)
-                    store(done)
-                    print(name, number, spread, done[name, number, spread], file=sys.stderr, flush=True)
-        before, after = ([done[name, number, spread] for number in numbers] for spread in SPREADS)
+            for setting, own in comparison.settings.items():
+                if (name, number, setting) not in done:
+                    done[name, number, setting] = score(*splits[number], number, own)
+                    store(done, comparison.results)
+                    print(name, number, setting, done[name, number, setting], file=sys.stderr, flush=True)
+        before, after = ([done[name, number, setting] for number in numbers] for setting in comparison.settings)
         if not numbers:
             continue
         names = [key for key in ORDER if key in before[0]]
@@ -106,20 +148,20 @@ def compared(score: Score, sets: Iterator[tuple[str, list[Split]]], done: Done, 
     return "\n".join(lines)
 
 
-def stored() -> Done:
-    if not RESULTS.exists():
+def read_fits(results: Path) -> Done:
+    if not results.exists():
         return {}
-    with RESULTS.open(newline="") as file:
-        rows = [(row.pop("set"), int(row.pop("split")), float(row.pop("with")), row) for row in csv.DictReader(file)]
+    with results.open(newline="") as file:
+        rows = [(row.pop("set"), int(row.pop("split")), row.pop("with"), row) for row in csv.DictReader(file)]
     return {
         key: {name: float(value) for name, value in row.items() if value} for *key_, row in rows for key in [(*key_,)]
     }
 
 
-def store(done: Done) -> None:
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+def store(done: Done, results: Path) -> None:
+    results.parent.mkdir(parents=True, exist_ok=True)
     names = dict.fromkeys(name for row in done.values() for name in row)
-    with replacing(RESULTS) as partial, partial.open("w", newline="") as file:
+    with replacing(results) as partial, partial.open("w", newline="") as file:
         writer = csv.DictWriter(file, ["set", "split", "with", *names])
         writer.writeheader()
         writer.writerows({"set": k[0], "split": k[1], "with": k[2], **row} for k, row in done.items())
@@ -135,28 +177,40 @@ def change(before: list[float], after: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("setting", choices=COMPARISONS, help="what to compare with and without")
     parser.add_argument("--data", required=True, metavar="FILE", help="the sets with their splits, as `twinboot uci`")
     parser.add_argument("--splits", type=int, default=10, help="of each set (default: %(default)s)")
     parser.add_argument("--stored", action="store_true", help="fit nothing: show the splits that are done")
     parser.add_argument("--page", type=Path, help="write the tables to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)  # a step is too small for more
-    done = stored()
-    numbers = compared(regression, tables(options.data, options.splits), done, options.stored)
-    labels = compared(classification, classes(options.splits), done, options.stored)
+    comparison = COMPARISONS[options.setting]
+    done, (without, with_it) = read_fits(comparison.results), comparison.settings
+    numbers = compared(regression, tables(options.data, options.splits), comparison, done, options.stored)
+    labels = compared(classification, classes(options.splits), comparison, done, options.stored)
     versions = f"PyTorch {torch.__version__}, scikit-learn {sklearn.__version__}, Python {platform.python_version()}."
-    page = PAGE.format(splits=options.splits, versions=versions, numbers=numbers, labels=labels, percent=100 * LEVEL)
+    page = PAGE.format(
+        title=comparison.title,
+        name=comparison.name,
+        without=without,
+        with_it=with_it,
+        splits=options.splits,
+        versions=versions,
+        numbers=numbers,
+        labels=labels,
+        percent=100 * LEVEL,
+    )
     print(page)
     if options.page:
         options.page.write_text(page)
 
 
-PAGE = """# The scikit-learn estimators with a matched spread
+PAGE = """# {title}
 
-Written by `benchmarks/spread.py --data FILE.npz --splits {splits} --page docs/spread.md`: the estimators with their
-default settings, but with `spread=0` and `spread=0.3`. A cell has the mean over the splits with `spread=0`, and the
-change with `spread=0.3` and its 95 % interval. *Spread* is the root mean square standard deviation over draws of the
-weights. {versions}
+Written by `benchmarks/estimators.py {name} --data FILE.npz --splits {splits} --page docs/{name}.md`: the estimators
+with their default settings, but with `{without}` and `{with_it}`. A cell has the mean over the splits with the first,
+and the change with the second and its 95 % interval. *Spread* is the root mean square standard deviation over draws of
+the weights. {versions}
 
 ## Regression
 
