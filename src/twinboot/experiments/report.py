@@ -121,9 +121,11 @@ def _section(run: Run) -> dict[str, Any]:
     light, dark = (embedded((run.directory / name).read_bytes()) for name in plots.FILES)
     with errors_explained(run):
         numbers, verdicts = experiment.numbers(run.config, run.tables), experiment.verdicts(run.config, run.tables)
+        summary = experiment.summary(run.config, run.tables) if hasattr(experiment, "summary") else ""
     return {
         "run": run,
         "title": experiment.TITLE + (f" ({run.config.preset})" if hasattr(run.config, "preset") else ""),
+        "summary": summary,
         "light": light,
         "dark": dark,
         "tables": [(title, list(t.columns), t.to_numpy().tolist()) for title, t in numbers.items()],

@@ -1,4 +1,5 @@
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from twinboot.experiments.registry import EXPERIMENTS
 from twinboot.experiments.runner.experiment import UnavailableError
 from twinboot.experiments.runner.store import Run, carry_out
 from twinboot.experiments.text.config import Config
-from twinboot.experiments.text.verdicts import judge
+from twinboot.experiments.text.verdicts import in_short, judge
 
 SMALL = Config(
     preset="toy",
@@ -66,26 +67,45 @@ def test_a_plain_adapter_costs_one(run: Run) -> None:
     assert (runs[runs["method"] == "ensemble of 5"]["cost"] > 2).all()
 
 
-def judged(run: Run, **changes: float) -> dict[str, str]:
-    """The verdicts, with five seeds, if error_bars' scores were better by so much."""
+FIVE = replace(SMALL, preset="clinc150", labels=(6,))
+
+
+def five_seeds(run: Run, **changes: float) -> pd.DataFrame:
+    """Five seeds of all methods, if error_bars' scores were better by so much."""
     runs = text.with_cost(run.tables["runs"])
     runs = runs[(runs["labels"] == 6) & (runs["seed"] == 0)]
     rows = [runs.assign(seed=k, nll=1 + 0.001 * (k % 2), ece=0.1, ood_entropy=0.7, cost=1.0) for k in range(5)]
     for table in rows:
         for score, gain in changes.items():
             table.loc[table["method"] == "error_bars", score] += gain
-    config = replace(SMALL, preset="clinc150", labels=(6,))
-    return {verdict.claim: verdict.status for verdict in judge(pd.concat(rows), config)}
+    return pd.concat(rows)
 
 
 def test_verdicts_follow_the_differences(run: Run) -> None:
     def statuses(**changes: float) -> list[str]:
-        return list(judged(run, **changes).values())
+        return [verdict.status for verdict in judge(five_seeds(run, **changes), FIVE)]
 
     assert statuses(nll=-0.2, ece=-0.05, ood_entropy=0.1) == ["held", "held", "held"]
     assert statuses(nll=-0.2) == ["partly", "held", "held"]
     assert statuses() == ["not held", "held", "held"]
     assert statuses(cost=1.0) == ["not held", "held", "held"]  # error_bars, sigma is as good here, and cheap
+
+
+def test_the_first_sentences_name_the_winners(run: Run) -> None:
+    def winners(**changes: float) -> list[str]:
+        return re.findall("(rival|No|Twin-Boot)[a-z ]+? in [a-z]+ ", in_short(five_seeds(run, **changes), FIVE))
+
+    assert winners() == ["No", "No", "No"]
+    assert winners(nll=-0.2, ood_entropy=0.1) == ["Twin-Boot", "No", "Twin-Boot"]
+    rivals = five_seeds(run)
+    rivals.loc[rivals["method"] == "ensemble of 5", ["nll", "cost"]] = 0.5, 5.0
+    said = in_short(rivals, FIVE)
+    assert said.startswith(
+        "A rival wins in likelihood (NLL, lower is better): ensemble of 5 has 0.500 at 5.00 times LoRA"
+    )
+    assert in_short(rivals[rivals["method"] != "LoRA"], FIVE)  # a plain adapter is not needed
+    assert not in_short(rivals[rivals["method"].str.startswith("error_bars")], FIVE)
+    assert text.summary(SMALL, run.tables).count(" wins in ") + text.summary(SMALL, run.tables).count("No clear") == 3
 
 
 def test_what_is_missing_is_said_before_anything_runs(tmp_path: Path) -> None:

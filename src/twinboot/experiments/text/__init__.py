@@ -23,9 +23,9 @@ from ..runner.experiment import Part, Tables, Tick, UnavailableError, Verdict, o
 from .config import Config
 from .data import FILES
 from .figure import draw
-from .verdicts import judge
+from .verdicts import in_short, judge
 
-__all__ = ["CAPTION", "QUESTION", "QUICK", "TITLE", "Config", "figure", "numbers", "parts", "verdicts"]
+__all__ = ["CAPTION", "QUESTION", "QUICK", "TITLE", "Config", "figure", "numbers", "parts", "summary", "verdicts"]
 
 TITLE = "Fine-tuning a language model on few labels"
 QUESTION = "Does it know when it does not know?"
@@ -171,3 +171,7 @@ def _row(method: object, runs: pd.DataFrame) -> Iterator[tuple[str, object]]:
 
 def verdicts(config: Config, tables: Tables) -> list[Verdict]:
     return judge(with_cost(tables["runs"]), config)
+
+
+def summary(config: Config, tables: Tables) -> str:
+    return in_short(with_cost(tables["runs"]), config)

@@ -15,13 +15,39 @@ TWICE = 2.1  # with a margin for the clock
 FEW = 5  # with fewer seeds, an interval over them says little
 BETTER = {"nll": -1, "ece": -1, "ood_entropy": 1}  # score -> the sign of an improvement
 NAMES = {"nll": "NLL", "ece": "ECE", "ood_entropy": "AUROC"}
+ASKED = {  # score -> what it is asked for, in a sentence
+    "nll": "likelihood (NLL, lower is better)",
+    "ece": "calibration (ECE, lower is better)",
+    "ood_entropy": "detection of queries out of scope (AUROC, higher is better)",
+}
+
+
+def in_short(runs: pd.DataFrame, config: Config) -> str:
+    """Who wins in each respect, the best of our rows or of the others; for the first number of labels."""
+    wide, ours = _wide(runs, config)
+    others = [name for name in wide["nll"] if name not in ours]
+    if not ours or not others:
+        return ""
+    said = []
+    for score, asked in ASKED.items():
+        means = wide[score].mean() * BETTER[score]
+        mine, rival = str(means[ours].idxmax()), str(means[others].idxmax())
+        answer, _ = _better(wide, score, mine, rival)
+        winner = ("A rival wins", "No clear winner", "Twin-Boot wins")[answer + 1]
+        shown = [f"{row} has {wide[score][row].mean():.3f} at {_cost(wide, row)}" for row in (rival, mine)]
+        said.append(f"{winner} in {asked}: {shown[0]}, and {shown[1]}.")
+    return " ".join(said)
+
+
+def _wide(runs: pd.DataFrame, config: Config) -> tuple[dict[str, pd.DataFrame], list[str]]:
+    """Score -> its values [seed, method] for the first number of labels, on which all methods run; and our methods."""
+    own = runs[runs["labels"] == config.labels[0]]
+    wide = {score: own.pivot(index="seed", columns="method", values=score) for score in (*BETTER, "cost")}
+    return wide, [name for name in wide["nll"] if name.startswith(OURS)]
 
 
 def judge(runs: pd.DataFrame, config: Config) -> list[Verdict]:
-    """For the first number of labels, on which all methods run."""
-    own = runs[runs["labels"] == config.labels[0]]
-    wide = {score: own.pivot(index="seed", columns="method", values=score) for score in (*BETTER, "cost")}
-    ours = [name for name in wide["nll"] if name.startswith(OURS)]
+    wide, ours = _wide(runs, config)
     few = len(wide["nll"]) < FEW or config.preset == "toy"
     if not ours or PLAIN not in wide["nll"]:
         return []
