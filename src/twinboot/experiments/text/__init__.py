@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ CAPTION = (
 QUICK = Config(
     preset="toy",
     labels=(16,),
-    methods=("lora", "dropout", "ensemble", "laplace", "twins", "error_bars"),
+    methods=("lora", "dropout", "ensemble", "laplace", "twins", "cover", "error_bars"),
     seeds=3,
     epochs=10,
     lr=3e-2,
@@ -125,9 +126,11 @@ def _run(config: Config, labels: int, number: int, name: str, tick: Tick) -> dic
         warm_up(config)
         task = task_of(config, labels, number)
         found = METHODS[name](task, partial(trained, config, labels, number))
+        if labels != config.labels[0]:
+            found = islice(found, 1)
+        about = {"labels": labels, "seed": number, "intents": task.classes}
+        rows = [about | {"method": row} | asdict(own.cost) | scores(own, task.test_y) for row, own in found]
     tick()
-    about = {"labels": labels, "seed": number, "intents": task.classes}
-    rows = [about | {"method": row} | asdict(own.cost) | scores(own, task.test_y) for row, own in found.items()]
     return {"runs": pd.DataFrame(rows)}
 
 

@@ -19,6 +19,7 @@ MethodName = Literal[
     "monteclora",
     "pvera",
     "twins",
+    "cover",
     "spread",
     "error_bars",
 ]
@@ -40,8 +41,8 @@ class Config:
     """Training queries per intent. All methods run on the first number, and those of --few on the others."""
     methods: tuple[MethodName, ...] = METHODS
     """Which methods to compare."""
-    few: tuple[MethodName, ...] = ("lora", "ensemble", "ivon", "twins")
-    """Those that also run on the other numbers of labels."""
+    few: tuple[MethodName, ...] = ("lora", "ensemble", "ivon", "twins", "cover")
+    """Those that also run on the other numbers of labels, each in its first way to predict."""
     seeds: int = 5
     """How often training queries are drawn, and all is trained."""
     layers: int = 1

@@ -1,9 +1,9 @@
 """The methods that are compared. To add one, write a function below with `@method` before it, and add its name to
 `METHODS` of config.py.
 
-A method is a function of a task (the training queries of one seed). It returns a row of the table for each way to
-predict. All train by a `Trainer` of Hugging Face, with one learning rate that was chosen for a plain adapter; IVON,
-whose steps have another size, has its own.
+A method is a function of a task (the training queries of one seed). It yields a row of the table for each way to
+predict; with other numbers of labels only the first is asked for. All train by a `Trainer` of Hugging Face, with one
+learning rate that was chosen for a plain adapter; IVON, whose steps have another size, has its own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from tempfile import TemporaryDirectory
@@ -107,7 +107,8 @@ class Plain:
     cost: Cost
 
 
-Method = Callable[[Task, Callable[[], Plain]], dict[str, Found]]  # the plain adapter is trained if it is asked for
+Rows = Iterator[tuple[str, Found]]
+Method = Callable[[Task, Callable[[], Plain]], Rows]  # the plain adapter is trained if it is asked for
 METHODS: dict[str, Method] = {}
 
 
@@ -183,24 +184,22 @@ def _of_draws(draws: Iterable[Tensor], cost: Cost) -> Found:
 
 
 @method("lora")
-def by_lora(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
+def by_lora(task: Task, plain: Callable[[], Plain]) -> Rows:
     """A plain adapter, and one that trains longer."""
     first = plain()
+    yield "LoRA", Found(task.logits(first.model).softmax(1), first.cost)
     longer, more = train(task, derive(task.seed, "longer"), num_train_epochs=round(LONGER * task.epochs))
-    return {
-        "LoRA": Found(task.logits(first.model).softmax(1), first.cost),
-        f"LoRA, {LONGER} times the epochs": Found(task.logits(longer.model).softmax(1), more),
-    }
+    yield f"LoRA, {LONGER} times the epochs", Found(task.logits(longer.model).softmax(1), more)
 
 
 @method("temperature")
-def by_temperature(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
+def by_temperature(task: Task, plain: Callable[[], Plain]) -> Rows:
     """A part of the training queries chooses a temperature instead."""
     training, kept = _with_hold_out(task)
     trainer, cost = train(training, derive(task.seed, "temperature"))
     logits = task.logits(trainer.model, kept.x)
     temperature = calibration.temperature(logits[None], calibration.Labels(kept.y))
-    return {"LoRA, temperature": Found((task.logits(trainer.model) / temperature).softmax(1), cost)}
+    yield "LoRA, temperature", Found((task.logits(trainer.model) / temperature).softmax(1), cost)
 
 
 def _with_hold_out(task: Task) -> tuple[Task, Task]:
@@ -212,10 +211,11 @@ def _with_hold_out(task: Task) -> tuple[Task, Task]:
 
 
 @method("dropout")
-def by_dropout(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
+def by_dropout(task: Task, plain: Callable[[], Plain]) -> Rows:
     """Masks of the encoder's own dropout at prediction; and with the weights averaged over the epochs of a training
     with a constant learning rate, as a rate that falls to 0 leaves nothing to average."""
     first = plain()
+    yield "MC dropout", _of_draws(_masked(task, first.model), first.cost)
     average = list[AveragedModel]()
 
     class Averaging(TrainerCallback):  # type: ignore[misc]
@@ -225,10 +225,7 @@ def by_dropout(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
             average[0].update_parameters(model)
 
     _, more = train(task, derive(task.seed, "averaged"), callbacks=[Averaging()], lr_scheduler_type="constant")
-    return {
-        "MC dropout": _of_draws(_masked(task, first.model), first.cost),
-        "MC dropout, averaged": _of_draws(_masked(task, average[0].module), more),
-    }
+    yield "MC dropout, averaged", _of_draws(_masked(task, average[0].module), more)
 
 
 def _later_ones_more(average: Tensor, weight: Tensor, count: Tensor | int) -> Tensor:
@@ -244,7 +241,7 @@ def _masked(task: Task, model: nn.Module) -> Iterable[Tensor]:
 
 
 @method("ensemble")
-def by_ensemble(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
+def by_ensemble(task: Task, plain: Callable[[], Plain]) -> Rows:
     """Adapters with other starts and orders of the queries."""
     first = plain()
     members, took = [task.logits(first.model)], [first.cost]
@@ -252,22 +249,20 @@ def by_ensemble(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
         trainer, more = train(task, derive(task.seed, "member", k))
         members.append(task.logits(trainer.model))
         took.append(more)
-    return {f"ensemble of {n}": _of_draws(members[:n], sum(took[:n], Cost())) for n in MEMBERS}
+        if (n := len(members)) in MEMBERS:
+            yield f"ensemble of {n}", _of_draws(members, sum(took, Cost()))
 
 
 @method("laplace")
-def by_laplace(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
+def by_laplace(task: Task, plain: Callable[[], Plain]) -> Rows:
     """A Gaussian over the last layer of the plain adapter: its precision is the generalized Gauss-Newton matrix in
     Kronecker form plus that of a prior, which is chosen by the marginal likelihood (Daxberger et al. 2021), or by
     the likelihood of a part of the training queries."""
     first = plain()
-    by_evidence = _laplace(task, first.model, first.cost, None)
+    yield "Laplace, last layer", _laplace(task, first.model, first.cost, None)
     training, kept = _with_hold_out(task)
     trainer, cost = train(training, derive(task.seed, "laplace"))
-    return {
-        "Laplace, last layer": by_evidence,
-        "Laplace, prior by a hold-out": _laplace(training, trainer.model, cost, kept),
-    }
+    yield "Laplace, prior by a hold-out", _laplace(training, trainer.model, cost, kept)
 
 
 def _laplace(task: Task, adapter: Any, cost: Cost, kept: Task | None) -> Found:
@@ -349,14 +344,14 @@ class _IvonTrainer(Trainer):  # type: ignore[misc]
 
 
 @method("ivon")
-def by_ivon(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
+def by_ivon(task: Task, plain: Callable[[], Plain]) -> Rows:
     """IVON on the adapter, with its authors' settings for LoRA on the smaller sets, except the learning rate."""
     trainer, optimizer, cost = _ivon(task, derive(task.seed, "ivon"))
     draws = []
     for k in range(task.samples):
         with own_randomness(CPU, task.seed, "draws", k), optimizer.sampled_params():
             draws.append(task.logits(trainer.model))
-    return {"IVON": _of_draws(draws, cost)}
+    yield "IVON", _of_draws(draws, cost)
 
 
 def _ivon(task: Task, seed: int) -> tuple[Trainer, Any, Cost]:
@@ -377,16 +372,16 @@ class _MontecloraTrainer(MontecloraTrainerMixin, Trainer):  # type: ignore[misc]
 
 
 @method("monteclora")
-def by_monteclora(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
+def by_monteclora(task: Task, plain: Callable[[], Plain]) -> Rows:
     """MonteCLoRA of peft, as it is: it draws in training, and predicts once."""
     seed = derive(task.seed, "monteclora")
     model = task.model(seed, lora(monteclora_config=MontecloraConfig()))
     trainer, cost = train(task, seed, model, _MontecloraTrainer)
-    return {"MonteCLoRA": Found(task.logits(trainer.model).softmax(1), cost)}
+    yield "MonteCLoRA", Found(task.logits(trainer.model).softmax(1), cost)
 
 
 @method("pvera")
-def by_pvera(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
+def by_pvera(task: Task, plain: Callable[[], Plain]) -> Rows:
     """PVeRA of peft, with draws at prediction."""
     seed = derive(task.seed, "pvera")
     adapter = PveraConfig(
@@ -397,32 +392,36 @@ def by_pvera(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
     for k in range(task.samples):
         with own_randomness(CPU, task.seed, "draws", k):
             draws.append(task.logits(trainer.model))
-    return {"PVeRA": _of_draws(draws, cost)}
+    yield "PVeRA", _of_draws(draws, cost)
 
 
 @method("twins")
-def by_twins(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
-    """`TwinTrainer` as it is; calibrated by the out-of-bag queries; with each of these given to one of the twins; and
-    the same with so many epochs that it takes as long as the longer plain adapter."""
+def by_twins(task: Task, plain: Callable[[], Plain]) -> Rows:
+    """`TwinTrainer` as it is, and calibrated by the out-of-bag queries."""
     trainer, cost = _twins(task)
-    found = {"twins": _of_twins(task, trainer, cost)}
+    yield "twins", _of_twins(task, trainer, cost)
     out_of_bag = Subset(task.x.dataset(task.y), trainer.bootstrap.unseen.tolist())
     with warnings.catch_warnings(), measured() as more:  # that the best scale may be 0: the table shows what it gives
         warnings.filterwarnings("ignore", "these samples are predicted best without weight noise")
         trainer.estimate().calibrate(out_of_bag, samples=task.samples, collate_fn=collate)
-    found["twins, calibrated"] = _of_twins(task, trainer, cost + more)
+    yield "twins, calibrated", _of_twins(task, trainer, cost + more)
+
+
+@method("cover")
+def by_covering_twins(task: Task, plain: Callable[[], Plain]) -> Rows:
+    """`TwinTrainer` with each out-of-bag query given to one of the twins; and with so many epochs that it takes as long
+    as the longer plain adapter."""
+    bootstrap = Bootstrap(len(task.y), seed=task.seed, cover=True)
     short = max(1, round(LONGER * task.epochs / 2))
     for row, epochs in (("twins, all queries", task.epochs), (f"twins, all queries, {short} epochs", short)):
-        bootstrap = Bootstrap(len(task.y), seed=task.seed, cover=True)
         trained = _twins(task, options={"bootstrap": bootstrap}, num_train_epochs=epochs)
-        found[row] = _of_twins(task, *trained)
-    return found
+        yield row, _of_twins(task, *trained)
 
 
 @method("spread")
-def by_settled_twins(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
+def by_settled_twins(task: Task, plain: Callable[[], Plain]) -> Rows:
     """`TwinTrainer` whose twins settle after the training, for error bars of the right size."""
-    return {"twins, spread=0.3": _of_twins(task, *_twins(task, options={"spread": 0.3}))}
+    yield "twins, spread=0.3", _of_twins(task, *_twins(task, options={"spread": 0.3}))
 
 
 def _twins(task: Task, **options: Any) -> tuple[Any, Cost]:
@@ -439,10 +438,10 @@ KEPT: dict[Literal["members", "sigma"], str] = {"members": "error_bars", "sigma"
 
 
 @method("error_bars")
-def by_error_bars(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
+def by_error_bars(task: Task, plain: Callable[[], Plain]) -> Rows:
     """`error_bars` around the plain adapter: members, and draws of a matched sigma."""
     first = plain()
-    found, cost = {}, first.cost
+    cost = first.cost
     with TemporaryDirectory() as checkpoint:  # one training for both
         for keep, row in KEPT.items():
             with measured() as more:
@@ -460,8 +459,7 @@ def by_error_bars(task: Task, plain: Callable[[], Plain]) -> dict[str, Found]:
                     collate_fn=collate,
                 )
             cost += more
-            found[row] = _of_estimate(task, estimate, cost)
-    return found
+            yield row, _of_estimate(task, estimate, cost)
 
 
 def _of_estimate(task: Task, estimate: Estimate, cost: Cost) -> Found:
