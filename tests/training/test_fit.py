@@ -475,13 +475,12 @@ def test_a_run_with_a_control_goes_on_with_it_and_one_without_without(tmp_path: 
         scheduled(checkpoint=tmp_path, control=not control)
 
 
-def test_a_checkpoint_from_before_there_was_a_control_or_a_spread_goes_on(tmp_path: Path) -> None:
+def test_a_checkpoint_from_before_there_was_a_control_goes_on(tmp_path: Path) -> None:
     scheduled(checkpoint=tmp_path, epochs=2)
     state = Checkpoints(tmp_path).latest(torch.device("cpu"))
     assert state is not None
     description = unpack(state["description"])
     assert description.pop("control") is False
-    assert description.pop("spread") == 0
     del state["format"]
     Checkpoints(tmp_path).save(state.pop("epoch"), {**state, "description": pack(description)})
     assert without_time(scheduled(checkpoint=tmp_path)) == without_time(scheduled())

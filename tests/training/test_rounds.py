@@ -351,10 +351,12 @@ def test_a_longer_run_whose_twins_diverge_falls_back_to_the_sigma_of_training(
     the_same(longer, unchanged)
 
 
-def test_another_spread_is_another_run(tmp_path: Path) -> None:
-    fit(mlp(), blobs(), epochs=2, checkpoint=tmp_path, **QUIET)
-    with pytest.raises(ValueError, match=r"spread was 0.3 and is 0.0 here; use the options of then"):
-        fit(mlp(), blobs(), epochs=2, spread=0.0, checkpoint=tmp_path, **QUIET)
+def test_a_finished_run_takes_another_spread(tmp_path: Path) -> None:
+    """The training is the same, so it is not repeated, and the twins settle again: for 3 epochs, none and 1."""
+    for share in (0.5, 0.0, 0.2):
+        alone = fit(mlp(), blobs(), epochs=6, spread=share, **QUIET)
+        again = fit(mlp(), blobs(), epochs=6, spread=share, checkpoint=tmp_path, **QUIET)
+        the_same(again, alone)
 
 
 @pytest.mark.parametrize(("value", "error"), [(-0.1, ValueError), (math.inf, ValueError), ("x", TypeError)])

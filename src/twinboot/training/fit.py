@@ -131,8 +131,8 @@ def fit(
             to the data, group by group (`ControlledTwins`). The twins train as they do without it. Each step costs
             half as much again.
         checkpoint: a directory. The complete state is written there after each epoch, and the last two are kept. A run
-            that was stopped resumes from it, bit for bit. The code of the model, the loss and all options must be
-            unchanged. Of the dataset only the number of samples is compared.
+            that was stopped resumes from it, bit for bit. The code of the model, the loss and all options but `epochs`
+            and `spread` must be unchanged. Of the dataset only the number of samples is compared.
         log: write the history to file.csv, to `"tensorboard"` or to `"tensorboard:DIRECTORY"`.
         progress: print a line per epoch to standard error.
         callback: called after each epoch with its number, the validated estimate, and the twins before a reset. Do not
@@ -197,7 +197,6 @@ def fit(
         "local": protocol.local,
         "pooled": float(protocol.pooled),
         "average": str(float(protocol.average)),
-        "spread": float(spread),
         "calibration": checksum(reserved),
         "amp": str(amp),
         "control": control,
@@ -220,7 +219,7 @@ def fit(
     state = saved.latest(run.device) if saved else None
     if state is not None:
         _require_keys(state, {"description"}, checkpoint)
-        before = {"control": False, "spread": 0.0, "local": False}  # earlier versions had none of these
+        before = {"control": False, "local": False}  # earlier versions had neither
         then = {**before, **unpack(state["description"])}
         require_same(then, description, "use the options of then, or another directory")
         _require_keys(state, {"history", "best", "average", *parts}, checkpoint)
@@ -261,10 +260,10 @@ def fit(
         show_finished(checkpoint, f"{done} epochs (best: {best.epoch})")
     run.update_batchnorm(best.estimate)
     if spread:
-        if state is not None and "settled" in state and done == trained:
-            settled = state["settled"]
-        else:
-            settled = settle(run, best.estimate, optimizer, max(1, round(spread * epochs)), lr=0.001)
+        length = max(1, round(spread * epochs))
+        settled = state.get("settled") if state is not None and done == trained else None
+        if settled is None or settled.get("epochs") != length:
+            settled = settle(run, best.estimate, optimizer, length, lr=0.001) | {"epochs": length}
             save(trained, settled=settled)  # beside the best state, from which a longer run goes on
         best.estimate.partition.sigma.copy_(settled["sigma"])
         best.estimate.scale = float(settled["scale"])

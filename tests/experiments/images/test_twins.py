@@ -125,6 +125,18 @@ def test_what_is_kept_of_a_training_has_the_scale_of_the_recipe_too(tmp_path: Pa
     torch.testing.assert_close(found.rows["still"](x), found.rows["still, mean"](x))
 
 
+def test_a_matched_spread_has_a_row_beside_the_one_with_the_sigma_of_the_training(tmp_path: Path) -> None:
+    """All else is that of the same training without it."""
+    plain = trained("twins", tmp_path / "plain", PROBLEM)
+    for _ in range(2):  # a finished training, the second time
+        found = trained("twins:spread=0.5", tmp_path / "settled", PROBLEM)
+        x, row = patterns(20, 2)[0], "Twin-Boot, spread=0.5"
+        assert torch.equal(found.rows[f"{row}, sigma of the training"](x), plain.rows["Twin-Boot"](x))
+        assert torch.equal(found.rows[f"{row}, mean"](x), plain.rows["Twin-Boot, mean"](x))
+        assert not torch.equal(found.rows[row](x), plain.rows["Twin-Boot"](x))
+        assert found.epochs[row] > 1.05  # the twins settle for half of the epochs at least
+
+
 @pytest.mark.parametrize("file", ["epochs.json", "last.safetensors"])
 def test_what_was_kept_before_a_stop_and_is_damaged_is_told_in_one_sentence(file: str, tmp_path: Path) -> None:
     problem = replace(PROBLEM, epochs=2)

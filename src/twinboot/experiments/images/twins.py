@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, cast, get_args, get_type_hints
 
 import pandas as pd
@@ -40,7 +42,7 @@ class Recipe:
     local: bool = FIT.local  # noise per output of linear layers
     pooled: float = FIT.pooled  # share of the gradients that is the mean of both twins'
     scale: float = 1.0  # times sigma, in draws for a prediction
-    # As `spread` of `fit`; above 0 it replaces sigma and scale. 0 as in the paper: draws have the sigma of training.
+    # As `spread` of `fit`. 0 as in the paper; above 0 draws with the sigma of training have a row of their own.
     spread: float = 0.0
     reset: int | None = None  # epochs between resets; by default that of `fit`
     early: bool = False  # reset after 10 steps, then at intervals that grow by a tenth, up to an epoch
@@ -180,14 +182,18 @@ def train(problem: Problem, scratch: Path, tick: Tick, *, row: str, recipe: Reci
     if sooner < later:
         after[sooner] = load(files["earlier"])
     end, took = after[problem.epochs], {}
-    rows = {row: _by_draws(end, problem), f"{row}, mean": by_one_model(end.module)}
+    rows, best = {row: _by_draws(end, problem), f"{row}, mean": by_one_model(end.module)}, result.estimate
+    if recipe.spread:
+        best, seconds = _settled(problem, recipe, scratch, epochs)
+        rows |= {f"{row}, sigma of the training": rows[row], row: _by_draws(best, problem)}
+        took[row] = 1 + seconds / (fmean(result.history["seconds"]) * problem.epochs)
     if sooner < later:
         longer = f"{row}, {recipe.longer} times as long"
         epoch = recipe.shown(problem.epochs)
         rows[longer], took[longer] = _by_draws(after[epoch], problem), epoch / problem.epochs
     if not recipe.cover:
         unseen = Subset(TensorDataset(problem.x, problem.y), bootstrap.unseen.tolist())
-        rows[f"{row}, calibrated"] = _by_draws(_calibrated(result.estimate, unseen, problem), problem)
+        rows[f"{row}, calibrated"] = _by_draws(_calibrated(best, unseen, problem), problem)
     # With the paper's settings, this is what Algorithm 1 gives: no choice of the epoch, and no average.
     rows[f"{row}, last epoch alone"] = _by_draws(load(files["last"]), problem)
     unseen_images = None if recipe.cover else bootstrap.unseen
@@ -199,12 +205,23 @@ def clock(problem: Problem, scratch: Path, recipe: Recipe) -> Callable[[int], fl
     return lambda epoch: _fit(problem, recipe, scratch, epoch).history["seconds"][-1]
 
 
+def _settled(problem: Problem, recipe: Recipe, scratch: Path, epochs: int) -> tuple[Estimate, float]:
+    """The estimate of a finished training with a matched spread, and how many seconds that took."""
+    file, began = scratch / "settling.json", time.perf_counter()
+    estimate = _fit(problem, recipe, scratch, epochs, spread=recipe.spread).estimate
+    estimate.dropout = recipe.dropout > 0
+    if not file.exists():  # else a stopped run had it already
+        sealed.write(file, {"seconds": time.perf_counter() - began})
+    return estimate, _read(file, sealed.read)["seconds"]
+
+
 def _fit(
     problem: Problem,
     recipe: Recipe,
     scratch: Path,
     epochs: int,
     callback: Callable[[int, Estimate, Twins], object] | None = None,
+    spread: float = 0.0,
 ) -> Fit:
     end = recipe.epochs(problem.epochs)
     return fit(
@@ -216,7 +233,7 @@ def _fit(
         batch_size=problem.batch,
         protocol=recipe.protocol(problem),
         bootstrap=recipe.bootstrap(len(problem.y), problem.seed),
-        spread=recipe.spread if epochs == end else 0.0,
+        spread=spread,
         seed=problem.seed,
         checkpoint=scratch,
         progress=False,
@@ -225,9 +242,7 @@ def _fit(
 
 
 def _configure(estimate: Estimate, recipe: Recipe) -> None:
-    estimate.dropout = recipe.dropout > 0
-    if not recipe.spread:
-        estimate.scale = recipe.scale
+    estimate.dropout, estimate.scale = recipe.dropout > 0, recipe.scale
 
 
 def _calibrated(estimate: Estimate, unseen: Subset[Any], problem: Problem) -> Estimate:
