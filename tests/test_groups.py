@@ -300,6 +300,12 @@ def test_every_entry_lies_in_exactly_one_group(shapes: list[tuple[int, ...]], fr
     assert len(owner) == sum(p.numel() for p in parameters)
     assert torch.equal(torch.bincount(owner, minlength=len(partition.sizes)), partition.sizes)
     assert sum(part.numel() for part in partition.by_group(partition.sizes).values()) == len(partition.sizes)
+    # A function for many calls reads the same, and follows sigma.
+    expand = partition.expander(parameters)
+    for _ in range(2):
+        for own, expected in zip(expand(), partition.expand(parameters), strict=True):
+            assert torch.equal(own, expected)
+        partition.sigma.add_(1)
     # And the squares of each entry are summed where it reads its sigma.
     squares = torch.cat([p.flatten() for p in parameters]).double().square()
     expected = torch.zeros(len(partition.sizes), dtype=torch.float64).index_add_(0, owner, squares)

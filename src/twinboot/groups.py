@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ._core.checks import is_whole, require_number, require_types, shown
-from ._core.ranks import cut, holders, summed
+from ._core.ranks import cut, holders, is_sharded, summed
 from ._core.tensors import checksum, is_integer, split, wide
 
 ROOT = "(model)"  # the group of the parameters that the model itself owns, outside any submodule
@@ -285,8 +285,8 @@ class Partition(nn.Module):
     def scaled(self, scale: float) -> Partition:
         """A copy with all sigmas multiplied by `scale`."""
         require_number("scale", scale)
-        scaled = copy.deepcopy(self)
-        scaled.sigma.mul_(scale)
+        scaled = copy.copy(self)  # labels and sizes do not change, and are shared
+        scaled._buffers = {**self._buffers, "sigma": self.sigma * scale}
         return scaled
 
     def snapshot(self) -> dict[str, Tensor]:
@@ -312,11 +312,28 @@ class Partition(nn.Module):
         """Whether all inputs of an output have one sigma, in a parameter [outputs, ...]."""
         return i in self._whole or all(n == 1 for n in self.get_buffer(f"labels_{i}").shape[1:])
 
-    def views(self, like: Sequence[Tensor]) -> list[Tensor] | None:
-        """`expand` as views, which follow sigma; None if sigma would have to be gathered or moved."""
-        if self._labelled or self._fixed or any(p.device != self.sigma.device for p in like):
-            return None
-        return self.expand(like)
+    def expander(self, like: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+        """A function that returns `expand(like)`, as fast as it can be called again and again. The tensors are
+        overwritten at the next call."""
+        if self._fixed or any(p.device != self.sigma.device or is_sharded(p) for p in like):
+            return lambda: self.expand(like)
+        if not self._labelled:
+            views = self.expand(like)  # which follow sigma
+            return lambda: views
+        owners = [torch.as_tensor(self._owner(i), device=self.sigma.device) for i in range(len(like))]
+        every = torch.cat([owner.flatten() for owner in owners])
+        memory = torch.empty(every.shape, dtype=self.sigma.dtype, device=every.device)
+        parts = memory.split([owner.numel() for owner in owners])
+        found = [part.view(owner.shape) for part, owner in zip(parts, owners, strict=True)]
+
+        def gather() -> list[Tensor]:
+            torch.index_select(self.sigma, 0, every, out=memory)
+            return found
+
+        return gather
+
+    def _owner(self, i: int) -> int | Tensor:
+        return self._whole[i] if i in self._whole else self._labels(i, self.sigma)
 
     def pieces(self, weights: Sequence[Tensor]) -> tuple[list[int], list[Tensor]]:
         """The weights, large ones in several pieces, and for each piece the index of its parameter."""
@@ -359,11 +376,10 @@ class Partition(nn.Module):
                 all_once = places == list(range(len(self._owners)))
                 owners = self._owners if all_once else torch.stack([self._owners[i] for i in places])
                 part.index_add_(0, owners, torch.stack([n.to(part) for n in norms]).square_())
-            for i, deviation, p in here:
-                if i not in self._whole:
-                    labels = cut(self._labels(i, part), p)
-                    squares = deviation.square().sum_to_size(labels.shape)
-                    part.index_add_(0, labels.flatten(), squares.flatten().to(part))
+            if several := [(cut(self._labels(i, part), p), d) for i, d, p in here if i not in self._whole]:
+                squares = torch._foreach_mul(*[[d for _, d in several]] * 2)
+                sums = [s.sum_to_size(labels.shape).flatten() for s, (labels, _) in zip(squares, several, strict=True)]
+                part.index_add_(0, torch.cat([labels.flatten() for labels, _ in several]), torch.cat(sums).to(part))
             if groups:
                 total += summed(part, groups)
 
@@ -379,7 +395,8 @@ class Partition(nn.Module):
         return f"groups={len(self.groups)}{spread}"
 
     def _labels(self, i: int, beside: Tensor) -> Tensor:
-        return self.get_buffer(f"labels_{i}").to(beside.device)
+        labels = self._buffers[f"labels_{i}"]  # `get_buffer` takes longer, and this is in each step
+        return labels.to(beside.device)  # type: ignore[union-attr]
 
     def labels(self) -> dict[str, Tensor]:
         """Parameter name -> labels, for the parameters with several sigmas."""

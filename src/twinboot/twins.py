@@ -224,7 +224,7 @@ class Twins(nn.Module):
         self._refuse_inside("estimate()")
         self._require_finite()
         reshard(self)
-        estimate = Estimate.of(self._store.models(), self.partition.scaled(scale), model)
+        estimate = Estimate.of(self._store.means(), self.partition.scaled(scale), model)
         self._store.average_(estimate.module)
         estimate.df_per_weight = self.replicas - 1
         return estimate

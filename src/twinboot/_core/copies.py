@@ -68,6 +68,10 @@ class Copies:
         """Models with the weights of the twins in this process."""
         return list(self.twins)
 
+    def means(self) -> list[nn.Module]:
+        """Models whose mean is that of the twins in this process: the twins, or what is quicker to make."""
+        return self.models()
+
     def weights(self) -> list[list[Tensor]]:
         """For each twin in this process its trainable weights, in the order of the partition."""
         return [places.read() for places in self._places]

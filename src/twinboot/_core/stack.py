@@ -22,6 +22,7 @@ from .copies import Copies, Places, call, replicate, require_one_each
 from .local import OutputNoise, in_a_row, keeps_samples_apart, layers_of, require_vectors, uncompiled
 from .noise import filler, normals
 from .seeds import derive
+from .tensors import mean
 
 if TYPE_CHECKING:
     from ..groups import Partition
@@ -91,6 +92,11 @@ class Stack(Copies):
     def models(self) -> list[nn.Module]:
         return [_changed(self.module, self._names, lambda t, b=b: t[b].clone()) for b in range(self.replicas)]  # type: ignore[misc]
 
+    def means(self) -> list[nn.Module]:
+        if self._buffer_names:
+            return self.models()
+        return [_changed(self.module, self._names, lambda t: mean(t.unbind()).to(t.dtype))]
+
     @property
     def inside(self) -> bool:
         return self._noise is not None
@@ -100,7 +106,7 @@ class Stack(Copies):
         self, twins: nn.Module, scale: float, seed: int, generator: torch.Generator | None, local: bool = False
     ) -> Iterator[None]:
         slices, layers = self._slices(), self._chain_layers if local else []
-        sigmas = (slices.sigma if scale == 1.0 else None) or self.partition.expand(slices.noise, scale)
+        sigmas = slices.sigma() if scale == 1.0 else self.partition.expand(slices.noise, scale)
         found = slices.draw(seed, generator, frozenset().union(*(layer.own for layer in layers)))
         fill_ = normals(derive(seed, "outputs"), generator)
         of_outputs = partial(OutputNoise(layers, sigmas).add, fill_=fill_) if layers else None
@@ -145,13 +151,13 @@ class _Noise(NamedTuple):
 
 
 class _Slices:
-    """Views of each twin's weights and of sigma, and memory for noise. Valid until a tensor moves. To make the views in
-    each step would cost as much as the noise of a small model."""
+    """Views of each twin's weights, sigma for each of their entries, and memory for noise. Valid until a tensor moves.
+    To make the views in each step would cost as much as the noise of a small model."""
 
     def __init__(self, where: list[int], weights: Sequence[Tensor], partition: Partition) -> None:
         self.where = where
         self.noise = [torch.empty_like(w, requires_grad=False) for w in weights]
-        self.sigma = partition.views(self.noise)
+        self.sigma = partition.expander(self.noise)
         self.by_twin = self._split(weights)
         self._fillers: dict[frozenset[int], Callable[[int, torch.Generator | None], None]] = {}
 
