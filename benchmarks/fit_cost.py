@@ -172,7 +172,8 @@ def tables() -> dict[str, list[float]]:
     with one_thread():
         for seed in range(SPLITS):
             found.setdefault("single", []).append(single(config, data, seed).seconds)
-            found.setdefault("twins", []).append(twins(config, data, seed)["mean"].seconds)
+            for name, stacked in (("twins", True), ("separate", False)):
+                found.setdefault(name, []).append(twins(config, data, seed, stacked)["mean"].seconds)
             show(f"training {seed + 1} of {SPLITS}")
     return found
 
@@ -310,8 +311,10 @@ def page_of_tables(found: dict[str, list[float]]) -> str:
         "| core seconds | median (middle half) |",
         "|---|---|",
         f"| single network | {spread(found['single'])} |",
-        f"| twins | {spread(found['twins'])} |",
-        f"| ratio, at most 2 wanted: {reached} | {spread(ratio)} |",
+        f"| twins, stacked | {spread(found['twins'])} |",
+        f"| twins | {spread(found['separate'])} |",
+        f"| stacked / single, at most 2 wanted: {reached} | {spread(ratio)} |",
+        f"| stacked / separate | {spread(ratios(found['twins'], found['separate']))} |",
     ]
     return "\n".join(lines)
 

@@ -461,6 +461,15 @@ def test_ranks_have_one_control_and_the_twins_that_they_had() -> None:
     assert list(first) == ["data_share/0", "data_share/2"]
 
 
+def fit_stacked() -> None:
+    with pytest.raises(ValueError, match="in one process, and not under torchrun: leave out stacked"):
+        fit(mlp(), blobs(), epochs=1, batch_size=16, stacked=True, **QUIET)
+
+
+def test_ranks_have_separate_twins() -> None:
+    together(fit_stacked)
+
+
 def test_a_run_with_a_control_goes_on_bit_for_bit(tmp_path: Path) -> None:
     scheduled(checkpoint=tmp_path, epochs=3, control=True)
     resumed, whole = scheduled(checkpoint=tmp_path, control=True), scheduled(control=True)
@@ -473,6 +482,67 @@ def test_a_run_with_a_control_goes_on_with_it_and_one_without_without(tmp_path: 
     scheduled(checkpoint=tmp_path, epochs=2, control=control)
     with pytest.raises(ValueError, match=f"control was {control} and is {not control} here"):
         scheduled(checkpoint=tmp_path, control=not control)
+
+
+def bends() -> nn.Sequential:
+    """A chain of layers, in float64, and the same weights each time."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, 3)).double()
+
+
+def in_double() -> TensorDataset:
+    x, y = blobs().tensors
+    return TensorDataset(x.double(), y)
+
+
+def normed() -> nn.Sequential:
+    """No chain: stacked twins run it one by one."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 12), nn.BatchNorm1d(12), nn.Tanh(), nn.Linear(12, 3)).double()
+
+
+@pytest.mark.parametrize("make", [bends, normed])
+@pytest.mark.parametrize(
+    "protocol",
+    [Protocol(), Protocol(groups="unit", mode="centered"), Protocol(groups="weight", noise=0.5, pooled=0.3)],
+)
+def test_stacked_twins_train_as_separate_ones_do(make: Any, protocol: Protocol) -> None:
+    separate, stacked = (
+        fit(make(), in_double(), epochs=4, protocol=protocol, stacked=choice, **{**QUIET, "spread": 0.5})
+        for choice in (False, True)
+    )
+    for column, values in without_time(separate).items():
+        assert stacked.history[column] == pytest.approx(values, rel=1e-6), column
+    assert stacked.estimate.scale == pytest.approx(separate.estimate.scale, rel=1e-6)
+    torch.testing.assert_close(stacked.estimate.state_dict(), separate.estimate.state_dict(), rtol=1e-6, atol=1e-8)
+
+
+def test_a_run_of_stacked_twins_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    options = QUIET | {"spread": 0.5, "stacked": True}
+    fit(bends(), in_double(), epochs=2, checkpoint=tmp_path, **options)
+    resumed = fit(bends(), in_double(), epochs=5, checkpoint=tmp_path, **options)
+    whole = fit(bends(), in_double(), epochs=5, **options)
+    assert without_time(resumed) == without_time(whole)
+    assert_same_bits(resumed.estimate.state_dict(), whole.estimate.state_dict())
+    with pytest.raises(ValueError, match="stacked was True and is False here"):
+        fit(bends(), in_double(), epochs=6, checkpoint=tmp_path, **{**options, "stacked": False})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"control": True}, "stacked twins have no control: leave out control or stacked"),
+        ({"optimizer": lambda p: torch.optim.Adafactor(p)}, "treat each weight alone .*, not Adafactor: leave it out"),
+        ({"optimizer": lambda p: Whole(p, 0.1)}, "treat each weight alone .*, not Whole: leave it out"),
+    ],
+)
+def test_what_stacked_twins_cannot_do_is_said_before_training(options: dict[str, Any], said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        fit(bends(), in_double(), epochs=1, stacked=True, **{**QUIET, **options})
+
+
+class Whole(torch.optim.SGD):
+    """One that may do anything, such as divide each gradient by its norm."""
 
 
 def test_a_checkpoint_from_before_there_was_a_control_goes_on(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Subset, TensorDataset
 
+from .._core import ranks
 from .._core.extras import how_to_install
 
 try:
@@ -229,6 +230,8 @@ class _TwinBoot(BaseEstimator):  # type: ignore[misc]
                 bootstrap=split.bootstrap,
                 spread=self._share() if self.samples and np.ptp(rows.y[seen]) else 0.0,  # else nothing spreads
                 seed=seed,
+                # The estimator's own network is a chain, which trains faster so. Ranks need separate twins.
+                stacked=self.network is None and ranks.rank_and_size()[1] == 1,
                 progress=bool(self.verbose),
             )
         self.seed_, self.estimate_ = seed, result.estimate

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -51,22 +51,31 @@ class Training:
         device: str | int | torch.device | None = None,
         amp: torch.dtype | None = None,
         control: bool = False,
+        stacked: bool = False,
         needs_unseen: bool = True,
         **options: Any,
     ) -> None:
         self.named_loss, self.options = loss, options
         self.loss, self.classifies = losses.loss_function(loss), loss == "classification"
         self.task: Task | None = loss if isinstance(loss, str) else None
-        kind = ControlledTwins if control else Twins
-        self.twins = kind(model, bootstrap.replicas if bootstrap else 2, protocol.groups, seed)
+        several = ranks.rank_and_size()[1] > 1
+        if stacked and control:
+            raise ValueError("stacked twins have no control: leave out control or stacked.")
+        if stacked and several:
+            raise ValueError("stacked twins train in one process, and not under torchrun: leave out stacked.")
+        replicas = bootstrap.replicas if bootstrap else 2
+        if control:
+            self.twins: Twins = ControlledTwins(model, replicas, protocol.groups, seed)
+        else:
+            self.twins = Twins(model, replicas, protocol.groups, seed, stacked=stacked)
         first = next(self.twins.parameters())
         self.device = usable(first.device if device is None else device)
         self.twins.to(self.device)
         # A loss of the user's own may draw, too.
-        self.draws = may_draw(self.twins[0]) or not isinstance(loss, str)
-        # Under torchrun PyTorch's own wrapper gives all ranks the mean of their gradients.
-        several = ranks.rank_and_size()[1] > 1
-        self.runners = [DistributedDataParallel(twin) if several else twin for twin in self.twins]
+        self.draws = may_draw(model) or not isinstance(loss, str)
+        # Under torchrun PyTorch's own wrapper gives all ranks the mean of their gradients. Stacked twins run together.
+        twins = () if stacked else self.twins
+        self.runners = [DistributedDataParallel(twin) if several else twin for twin in twins]
         self.dataset, self.seed, self.amp, self.batch_size = dataset, seed, amp, batch_size
         self.protocol = protocol
         self.bootstrap = bootstrap or Bootstrap(len(dataset), seed=seed)
@@ -93,8 +102,17 @@ class Training:
             seed=seed,
             device=self.device,
             amp=self.amp,
+            stacked=self.twins.stacked,
             **self.options,
         )
+
+    def parameters(self) -> list[list[nn.Parameter]]:
+        """Those of each twin; of stacked twins, which share theirs, in one list."""
+        return [list(model.parameters()) for model in ([self.twins] if self.twins.stacked else self.twins)]
+
+    def models(self) -> list[nn.Module]:
+        """The twins, or copies of stacked ones."""
+        return self.twins.unstack() if self.twins.stacked else list(self.twins)
 
     def epoch(
         self,
@@ -121,11 +139,11 @@ class Training:
                 own_randomness(self.device, self.seed, epoch, step, *ranks.own()) if self.draws else alone(),
                 self.twins.sampled(noise, local=self.protocol.local) if noise else nullcontext(),
             ):
-                for place, (twin, batch) in enumerate(zip(self.runners, pair, strict=True)):
-                    value = self._loss(twin, batch)
+                for place, value in enumerate(self._losses(pair)):
                     scaler.scale(value).backward()
                     if place < self.twins.replicas:  # not of the control
-                        total, number = total + value.detach(), number + 1
+                        total = total + value.detach()
+            number += self.twins.replicas
             if finite_check_is_due(self.device, step):
                 self._require_finite(total, epoch, step)
             pool_gradients(self.twins, self.protocol.pooled)
@@ -149,11 +167,32 @@ class Training:
     def _about(self, step: int) -> str:
         return str(step) if self.device.type == "cpu" else f"{step} or one of the 99 before it"
 
-    def _loss(self, twin: nn.Module, batch: Any) -> Tensor:
-        batch, weight = without_weight(batch) if self.loader.resample == "counts" else (batch, None)
-        inputs, target, weight = moved((*parted(batch), weight), self.device)
-        with torch.autocast(self.device.type, self.amp, enabled=self.amp is not None):
-            values = self.loss(_values(call(twin, inputs)), target)
+    def _losses(self, pair: Sequence[Any]) -> Iterator[Tensor]:
+        """The loss of each twin, one after another. Stacked twins have one pass, and give the sum of theirs."""
+        parts = ((*parted(batch), weight) for batch, weight in map(self._weighted, pair))
+        found = (moved(part, self.device) for part in parts)
+        if not self.twins.stacked:
+            for twin, (inputs, target, weight) in zip(self.runners, found, strict=True):
+                with self._autocast():
+                    value = self._loss(call(twin, inputs), target, weight)
+                yield value
+            return
+        inputs, targets, weights = zip(*found, strict=True)
+        with self._autocast():
+            outputs = self.twins(*(x[0] if isinstance(x, tuple) and len(x) == 1 else x for x in inputs))
+            value = torch.stack([self._loss(*own) for own in zip(outputs, targets, weights, strict=True)]).sum()
+        yield value
+
+    def _weighted(self, batch: Any) -> tuple[Any, Tensor | None]:
+        return without_weight(batch) if self.loader.resample == "counts" else (batch, None)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.amp is None and not torch.is_autocast_enabled(self.device.type):
+            return nullcontext()  # the other one takes as long as a small layer
+        return torch.autocast(self.device.type, self.amp, enabled=self.amp is not None)
+
+    def _loss(self, output: Any, target: Tensor, weight: Tensor | None) -> Tensor:
+        values = self.loss(_values(output), target)
         return values.mean() if weight is None else (weight * values).mean()
 
     def estimate(self) -> Estimate:
@@ -182,7 +221,7 @@ class Training:
         """The scale with which the estimate's draws spread the predictions of out-of-bag samples as much as the twins
         do (estimate/spread.py)."""
         batches = [moved(parted(batch)[0], self.device) for batch in self.validation.spread_batches()]
-        return spread.matched_scale(estimate, self.twins, batches, self.seed, self.bootstrap.scale)
+        return spread.matched_scale(estimate, self.models(), batches, self.seed, self.bootstrap.scale)
 
     def loss_of(self, models: Iterable[nn.Module]) -> float:
         """The mean loss of models on the twins' own samples, one model for each twin, in evaluation mode."""

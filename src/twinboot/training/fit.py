@@ -86,6 +86,7 @@ def fit(
     amp: torch.dtype | None = None,
     patience: int | None = None,
     control: bool = False,
+    stacked: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
     log: str | os.PathLike[str] | None = None,
     progress: bool = True,
@@ -130,6 +131,9 @@ def fit(
         control: train a third copy, on the first twin's sample in another order, to see which share of sigma^2 is due
             to the data, group by group (`ControlledTwins`). The twins train as they do without it. Each step costs
             half as much again.
+        stacked: hold the weights of both twins in one stack, as `Twins(stacked=True)` does. A chain of linear layers
+            and elementwise functions then trains in about 0.85 of the time. For optimizers that treat each weight
+            alone, such as Adam and SGD, and in one process.
         checkpoint: a directory. The complete state is written there after each epoch, and the last two are kept. A run
             that was stopped resumes from it, bit for bit. The code of the model, the loss and all options but `epochs`
             and `spread` must be unchanged. Of the dataset only the number of samples is compared.
@@ -176,6 +180,7 @@ def fit(
         device=device,
         amp=amp,
         control=control,
+        stacked=stacked,
         **options,
     )
     reserved = run.bootstrap.calibration
@@ -185,8 +190,10 @@ def fit(
     by_step, by_epoch = resets.steps_and_epochs(due)
     if patience is not None and not run.validates:
         raise ValueError("patience needs samples that no twin sees, and this bootstrap leaves none.")
-    stepper = optimizers.make_optimizer(optimizer, [list(twin.parameters()) for twin in run.twins], lr=0.001)
+    stepper = optimizers.make_optimizer(optimizer, run.parameters(), lr=0.001)
     require_gradient_steps("fit", stepper)
+    if stacked:
+        optimizers.require_entry_by_entry(stepper)
     description: dict[str, Any] = {
         "loss": loss if isinstance(loss, str) or checkpoint is None else fingerprints.of_function(loss),
         "model": None if checkpoint is None else fingerprints.of_model(model),
@@ -200,6 +207,7 @@ def fit(
         "calibration": checksum(reserved),
         "amp": str(amp),
         "control": control,
+        "stacked": stacked,
         "optimizer": type(stepper).__name__,
         "learning rate": [float(group["lr"]) for group in stepper.param_groups],
         "optimizer's settings": [optimizers.settings(group) for group in stepper.param_groups],
@@ -219,7 +227,7 @@ def fit(
     state = saved.latest(run.device) if saved else None
     if state is not None:
         _require_keys(state, {"description"}, checkpoint)
-        before = {"control": False, "local": False}  # earlier versions had neither
+        before = {"control": False, "local": False, "stacked": False}  # earlier versions had none of these
         then = {**before, **unpack(state["description"])}
         require_same(then, description, "use the options of then, or another directory")
         _require_keys(state, {"history", "best", "average", *parts}, checkpoint)

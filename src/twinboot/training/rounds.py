@@ -67,8 +67,7 @@ class Round:
         self, run: Training, optimizer: optimizers.Make | None, epochs: int, lr: float, factor: float = 1.0
     ) -> None:
         self.run = run
-        parameters = [list(twin.parameters()) for twin in run.twins]
-        self.stepper = optimizers.make_optimizer(optimizer, parameters, lr)
+        self.stepper = optimizers.make_optimizer(optimizer, run.parameters(), lr)
         for group in self.stepper.param_groups:
             group["lr"] = group["lr"] * factor  # not in place: a tensor would be the user's
         self.rates = [float(group["lr"]) for group in self.stepper.param_groups]
@@ -82,7 +81,7 @@ class Round:
 
     def losses(self, model: nn.Module) -> tuple[float, float]:
         """The losses of the twins and of a model, both on samples of the twins and in evaluation mode."""
-        twins = list(self.run.twins)
+        twins = self.run.models()
         return self.run.loss_of(twins), self.run.loss_of([model] * len(twins))
 
     def _parts(self) -> dict[str, Any]:
@@ -108,10 +107,12 @@ def perturb_(twins: Twins, share: float, seed: int) -> None:
     if not share:
         return
     fixed, names = twins.partition.fixed(), list(twins.partition.parameter_shapes)
-    for place, twin in enumerate(twins):
+    stack = [twins.get_submodule("stack")] * len(twins) if twins.stacked else None
+    for place, twin in enumerate(stack or twins):
         rows = {id(layer.weight) for layer in twin.modules() if isinstance(layer, (nn.Embedding, nn.EmbeddingBag))}
-        for number, (name, weight) in enumerate(zip(names, Places(twin, names).read(), strict=True)):
-            if weight.ndim < 2 or id(weight) in rows:
+        for number, (name, held) in enumerate(zip(names, Places(twin, names).read(), strict=True)):
+            weight = held[place] if stack else held
+            if weight.ndim < 2 or id(held) in rows:
                 continue
             generator = torch.Generator(weight.device).manual_seed(seeds.derive(seed, "perturb", place, number))
             drawn = torch.empty_like(weight).normal_(generator=generator)

@@ -136,7 +136,7 @@ def single(config: Config, split: Split, seed: int, epochs: int | None = None) -
     return Predicted(certain(model, split.test_x), noise, epoch, time.process_time() - began, len(used))
 
 
-def twins(config: Config, split: Split, seed: int) -> dict[str, Predicted]:
+def twins(config: Config, split: Split, seed: int, stacked: bool = True) -> dict[str, Predicted]:
     """The mean of twins and draws around it, at the epoch that is best on the out-of-bag rows."""
     began = time.process_time()
     rows = len(split.train_x)
@@ -150,6 +150,7 @@ def twins(config: Config, split: Split, seed: int) -> dict[str, Predicted]:
         # A reset after each epoch, whatever its length, as in the paper.
         protocol=Protocol(groups=config.groups, reset=resets.every(1), mode=config.mode),
         spread=0.0,  # draws at the sigma of the training, as in the paper
+        stacked=stacked,
         seed=seed,
         progress=False,
     )
