@@ -22,7 +22,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
-from torch import Tensor
+from torch import Tensor, nn
 
 from ... import Bootstrap, Dense, GaussianProcess, Inversion, Smooth, invert
 from ..._core import seeds
@@ -182,8 +182,9 @@ class Tikhonov:
         self.p, rows = p, p.kernels.double()
         lower = torch.linalg.cholesky(slopes())
         half = torch.linalg.solve_triangular(lower, rows.T, upper=False)  # L^-1 K'
-        self.values, vectors = torch.linalg.eigh(half @ half.T)
-        self.values = self.values.clamp(min=0)
+        # Not the eigenvalues of half @ half.T: their rounding errors are the square of these.
+        vectors, roots, _ = torch.linalg.svd(half, full_matrices=half.shape[1] < len(half))
+        self.values = nn.functional.pad(roots.square(), (0, len(half) - len(roots)))
         self.basis = torch.linalg.solve_triangular(lower.T, vectors, upper=True)  # L^-T V
         self.right = self.basis.T @ (rows.T @ p.observed.double())
         self.weights = torch.logspace(-5, 4, 37, dtype=torch.double)
