@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import runpy
 import signal
+import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ import torch
 from torch import distributed
 from torch.utils.data import TensorDataset
 
-# A server that has imported PyTorch once forks each process: a start takes tenths of a second instead of seconds. The
-# first step of an optimizer imports torch._dynamo, half a second in each process that does not have it yet.
+# A server that has imported PyTorch and the libraries of the integrations once forks each process: a start takes tenths
+# of a second instead of seconds. The first step of an optimizer imports torch._dynamo, half a second in each process
+# that does not have it yet. What is not installed is left out.
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     [
@@ -25,6 +28,10 @@ FORKS.set_forkserver_preload(
         "torch.distributed.checkpoint",
         "torch.distributed.fsdp",
         "twinboot.experiments.runner.store",
+        "twinboot.integrations.sklearn",
+        "twinboot.integrations.lightning",
+        "twinboot.integrations.huggingface",
+        "peft",
     ]
 )
 
@@ -58,6 +65,25 @@ def ended(function: Callable[..., Any], *args: Any, seconds: float = 120) -> int
         worker.join()
         raise AssertionError(f"the process was not done after {seconds} seconds")
     return worker.exitcode
+
+
+def script(path: Path, *args: str) -> tuple[str, str]:
+    """What a script prints, and what it writes to standard error."""
+    with tempfile.TemporaryDirectory() as folder:
+        files = Path(folder) / "out", Path(folder) / "err"
+        code = ended(_run_script, path, args, files)
+        out, err = (file.read_text() for file in files)
+    assert code == 0, err
+    return out, err
+
+
+def _run_script(path: Path, args: Sequence[str], files: tuple[Path, Path]) -> None:
+    for number, file in enumerate(files, start=1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), number)
+    sys.argv, sys.path[0] = [str(path), *args], str(path.parent)
+    runpy.run_path(str(path), run_name="__main__")
+    sys.stdout.flush()
+    sys.stderr.flush()
 
 
 def _alone(function: Callable[..., Any], args: tuple[Any, ...]) -> None:

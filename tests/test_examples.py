@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import script
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 # Python runs this at its start, in processes that an example begins, too. What is None there cannot be imported.
@@ -39,8 +40,7 @@ def alone(example: str, core: dict[str, str]) -> subprocess.CompletedProcess[str
 
 
 def test_deblurring_halves_the_error_and_knows_where_it_is(tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLES / "deblur.py"), str(tmp_path / "deblur.png")]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    said, _ = script(EXAMPLES / "deblur.py", str(tmp_path / "deblur.png"))
     blurred, deblurred, correlation = (float(number) for number in re.findall(r"\d\.\d+", said)[:3])
     assert deblurred < blurred / 2
     assert correlation > 0.3
@@ -98,23 +98,21 @@ def test_twins_in_two_processes_learn_and_send_little(core: dict[str, str]) -> N
 
 def test_a_scikit_learn_pipeline_has_intervals_that_hold_what_they_say() -> None:
     pytest.importorskip("sklearn", reason="the example needs the extra sklearn")
-    example = [sys.executable, str(EXAMPLES / "sklearn_pipeline.py")]
-    said = subprocess.run(example, capture_output=True, text=True, check=True)
-    score = re.search(r"R\^2 (0\.\d+)", said.stdout)
-    found = re.findall(r"(\d+)% intervals hold (\d+)% of the test values; mean width (\d+)", said.stdout)
+    said, errors = script(EXAMPLES / "sklearn_pipeline.py")
+    score = re.search(r"R\^2 (0\.\d+)", said)
+    found = re.findall(r"(\d+)% intervals hold (\d+)% of the test values; mean width (\d+)", said)
     assert score is not None
     assert float(score[1]) > 0.3
     assert [int(level) for level, _, _ in found] == [50, 80, 90]
     # About 20 rows calibrate, so a split's share has a standard deviation of 11 % at 50 %; the five share their rows.
     assert all(abs(int(held) - int(level)) < 25 for level, held, _ in found)
     assert [int(width) for *_, width in found] == sorted(int(width) for *_, width in found)
-    assert said.stderr == ""
+    assert errors == ""
 
 
 def test_an_adapter_for_hugging_face_learns_on_a_backbone_that_is_held_once_and_is_found_again() -> None:
     pytest.importorskip("peft", reason="the example needs the extra huggingface")
-    example = [sys.executable, str(EXAMPLES / "huggingface_lora.py")]
-    said = subprocess.run(example, capture_output=True, text=True, check=True).stdout
+    said, _ = script(EXAMPLES / "huggingface_lora.py")
     found = re.findall(r"accuracy ([01]\.\d+), NLL (\d\.\d+)", said)
     counts = re.search(r"hold (\d+) parameters, a plain adapter with its backbone (\d+), two copies (\d+)", said)
     again = re.search(r"probabilities differ by (\d\S*) at most", said)
@@ -129,9 +127,8 @@ def test_an_adapter_for_hugging_face_learns_on_a_backbone_that_is_held_once_and_
 
 def test_lightning_trains_twins_of_a_module_and_stops_by_what_no_twin_saw() -> None:
     pytest.importorskip("lightning", reason="the example needs the extra lightning")
-    example = [sys.executable, str(EXAMPLES / "lightning_digits.py")]
-    said = subprocess.run(example, capture_output=True, text=True, check=True)
-    found = re.search(r"unseen loss (0\.\d+), sigma (0\.\d+)\naccuracy (0\.\d+), NLL (0\.\d+)", said.stdout)
+    said, _ = script(EXAMPLES / "lightning_digits.py")
+    found = re.search(r"unseen loss (0\.\d+), sigma (0\.\d+)\naccuracy (0\.\d+), NLL (0\.\d+)", said)
     assert found is not None
     unseen, sigma, accuracy, nll = map(float, found.groups())
     assert unseen < 0.4
@@ -155,9 +152,8 @@ def test_a_trained_model_gets_error_bars_that_find_its_errors_and_stays_as_it_is
 
 def test_a_model_that_lightning_has_trained_gets_error_bars() -> None:
     pytest.importorskip("lightning", reason="the example needs the extra lightning")
-    example = [sys.executable, str(EXAMPLES / "error_bars_lightning.py")]
-    said = subprocess.run(example, capture_output=True, text=True, check=True)
-    found = re.search(r"6 members: accuracy (0\.\d+), NLL (0\.\d+)\nlargest error bars: images \[", said.stdout)
+    said, _ = script(EXAMPLES / "error_bars_lightning.py")
+    found = re.search(r"6 members: accuracy (0\.\d+), NLL (0\.\d+)\nlargest error bars: images \[", said)
     assert found is not None
     accuracy, nll = map(float, found.groups())
     assert accuracy > 0.88
@@ -166,8 +162,7 @@ def test_a_model_that_lightning_has_trained_gets_error_bars() -> None:
 
 def test_an_adapter_that_is_trained_gets_error_bars_from_small_members() -> None:
     pytest.importorskip("peft", reason="the example needs the extra huggingface")
-    example = [sys.executable, str(EXAMPLES / "error_bars_huggingface.py")]
-    said = subprocess.run(example, capture_output=True, text=True, check=True).stdout
+    said, _ = script(EXAMPLES / "error_bars_huggingface.py")
     found = re.findall(r"(model|members): accuracy ([01]\.\d+), NLL (\d\.\d+)", said)
     spread, sizes = re.search(r"probability: (0\.\d+)", said), re.search(r"6 members of (\d+) .* of (\d+)\n", said)
     assert len(found) == 2
@@ -209,9 +204,7 @@ def test_a_csv_becomes_a_classifier_that_abstains_where_two_labels_are_as_likely
         lines.append(f'"my {word}, and my {word}",{label}')
     (tmp_path / "texts.csv").write_text("\n".join(lines) + "\n")
     options = ["--model", str(tmp_path / "encoder"), "--out", str(tmp_path / "found")]
-    command = [sys.executable, str(EXAMPLES / "abstain.py"), str(tmp_path / "texts.csv"), *options]
-    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    said = subprocess.run(command, capture_output=True, text=True, check=True, env=offline).stdout
+    said, _ = script(EXAMPLES / "abstain.py", str(tmp_path / "texts.csv"), *options)
     sets = re.search(r"(\d+\.\d)% of 100 sets hold the right label; accuracy (0\.\d+)", said)
     answers = re.search(r"answered (\d+\.\d)%, accuracy (\d\.\d+) there", said)
     assert sets is not None
@@ -228,8 +221,7 @@ def test_a_csv_becomes_a_classifier_that_abstains_where_two_labels_are_as_likely
 
 def test_an_ode_has_parameters_with_intervals(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the example needs the extra plots")
-    command = [sys.executable, str(EXAMPLES / "lotka_volterra.py"), str(tmp_path / "curves.png")]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    said, _ = script(EXAMPLES / "lotka_volterra.py", str(tmp_path / "curves.png"))
     found = re.findall(r"^([abcd]) = (0\.\d+), (0\.\d+) to (\d\.\d+) per year", said, re.M)
     assert [name for name, *_ in found] == list("abcd")
     assert all(float(low) < float(value) < float(high) for _, value, low, high in found)

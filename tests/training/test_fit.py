@@ -316,6 +316,7 @@ def test_a_long_first_epoch_begins_with_more_resets_so_that_the_mean_of_the_twin
                 epochs=1,
                 batch_size=8,
                 protocol=Protocol(reset=reset),
+                spread=0.0,
                 seed=seed,
                 progress=False,
             )

@@ -1,6 +1,6 @@
 import math
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ pytest.importorskip("ivon", reason="needs the extra compare")
 
 from twinboot.experiments.text import config, methods
 from twinboot.experiments.text.config import Config
-from twinboot.experiments.text.methods import METHODS, Plain, Posterior, Task, task_of, trained
+from twinboot.experiments.text.methods import METHODS, Found, Plain, Posterior, Task, task_of, trained
 
 CONFIG = Config(preset="toy", labels=(6,), epochs=2, lr=0.02, samples=3, queries=20, strange=20)
 
@@ -35,6 +35,16 @@ def first() -> tuple[Task, Plain]:
     return task_of(CONFIG, 6, 0), trained(CONFIG, 6, 0)
 
 
+def rows_of(name: str) -> dict[str, Found]:
+    task, _ = first()
+    return dict(METHODS[name](task, partial(trained, CONFIG, 6, 0)))
+
+
+@cache
+def found_by(name: str) -> dict[str, Found]:
+    return rows_of(name)
+
+
 def test_every_method_of_the_config_is_there() -> None:
     assert set(METHODS) == set(config.METHODS) == set(ROWS)
 
@@ -43,8 +53,7 @@ def test_every_method_of_the_config_is_there() -> None:
 @pytest.mark.filterwarnings("ignore:the twins ended with a training loss")
 def test_each_method_predicts_for_all_queries_and_leaves_the_plain_adapter_alone(name: str) -> None:
     task, plain = first()
-    before = task.logits(plain.model)
-    found = dict(METHODS[name](task, partial(trained, CONFIG, 6, 0)))
+    before, found = task.logits(plain.model), found_by(name)
     assert list(found) == ROWS[name]
     for row, own in found.items():
         assert own.probs.shape == (40, task.classes)
@@ -53,15 +62,14 @@ def test_each_method_predicts_for_all_queries_and_leaves_the_plain_adapter_alone
         assert own.cost.memory >= 0 or math.isnan(own.cost.memory)
         assert (own.information is None) == row.startswith(ALONE)
         assert own.information is None or row == "twins, calibrated" or bool((own.information > -1e-6).all())
+    again = rows_of(name)
     assert torch.equal(task.logits(plain.model), before)
-    again = dict(METHODS[name](task, partial(trained, CONFIG, 6, 0)))
     assert all(torch.equal(own.probs, again[row].probs) for row, own in found.items())
 
 
 @pytest.mark.parametrize("name", ["dropout", "ensemble", "laplace", "ivon", "pvera", "error_bars"])
 def test_draws_and_members_differ(name: str) -> None:
-    task, _ = first()
-    for _, own in METHODS[name](task, partial(trained, CONFIG, 6, 0)):
+    for own in found_by(name).values():
         assert own.information is not None
         assert own.information.max() > 0
 
