@@ -90,6 +90,10 @@ truth: .venv/ready
 		--jobs 2 --out out/rivals
 	$(BIN)/twinboot report out/rivals --page docs/results --prefix rivals- \
 		--title "Ensembles, the bootstrap, IVON and SWAG against the truth (Fashion-MNIST)"
+	$(BIN)/twinboot truth --preset fashion --data $(DATA) --methods ensemble bootstrap ivon swag --sizes 4000 \
+		--jobs 2 --out out/rivals-4000
+	$(BIN)/twinboot report out/rivals-4000 --page docs/results --prefix rivals-4000- \
+		--title "Ensembles, the bootstrap, IVON and SWAG against the truth (Fashion-MNIST, 4,000 images)"
 	$(BIN)/twinboot truth --preset cifar10 --data $(DATA) --jobs 2 --out out/full
 	$(BIN)/twinboot report out/full --page docs/results
 
