@@ -25,6 +25,7 @@ FORKS.set_forkserver_preload(
     [
         "pytest",
         "torch._dynamo",
+        "torch._inductor.lowering",  # the first compilation imports it
         "torch.distributed.checkpoint",
         "torch.distributed.fsdp",
         "twinboot.experiments.runner.store",

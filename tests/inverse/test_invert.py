@@ -58,8 +58,8 @@ def test_a_linear_gaussian_problem_has_its_exact_mean_and_sigma() -> None:
     """The twins' mean is the mean of two draws from the bootstrap distribution, whose covariance for least squares is
     the sandwich (A'A)^-1 A' diag(e^2) A (A'A)^-1, and sigma^2 estimates its diagonal."""
     ratio, distance = [], []
-    for seed in range(40):
-        operator, _, observed = linear(300, 12, noise=1.0, seed=seed)
+    for seed in range(20):
+        operator, _, observed = linear(600, 24, noise=1.0, seed=seed)
         found = to_the_end(operator, observed, seed)
         best = torch.linalg.lstsq(operator, observed).solution
         bread = torch.linalg.inv(operator.T @ operator)
@@ -75,9 +75,9 @@ def test_twins_that_divide_the_measurements_have_the_exact_sigma_of_their_mean()
     """Least squares of two halves are independent; the mean of both is that of all data but for terms of second order,
     and its covariance is noise^2 (A'A)^-1."""
     ratio = []
-    for seed in range(20):
-        operator, _, observed = linear(2000, 12, noise=1.0, seed=seed)
-        halves = Bootstrap(2000, seed=seed, kind="split", cover=True)
+    for seed in range(10):
+        operator, _, observed = linear(4000, 24, noise=1.0, seed=seed)
+        halves = Bootstrap(4000, seed=seed, kind="split", cover=True)
         found = to_the_end(operator, observed, seed, steps=600, decay=0.99, bootstrap=halves)
         exact = torch.linalg.inv(operator.T @ operator).diag().mean()
         ratio.append(found.sigma.square().mean() / exact)
