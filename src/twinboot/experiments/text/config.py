@@ -41,7 +41,7 @@ class Config:
     """Training queries per intent. All methods run on the first number, and those of --few on the others."""
     methods: tuple[MethodName, ...] = METHODS
     """Which methods to compare."""
-    few: tuple[MethodName, ...] = ("lora", "ensemble", "ivon", "twins", "cover")
+    few: tuple[MethodName, ...] = ("lora", "ensemble", "ivon", "cover")
     """Those that also run on the other numbers of labels, each in its first way to predict."""
     seeds: int = 5
     """How often training queries are drawn, and all is trained."""
