@@ -24,7 +24,8 @@ ROWS = {
     "monteclora": ["MonteCLoRA"],
     "pvera": ["PVeRA"],
     "twins": ["twins", "twins, calibrated"],
-    "cover": ["twins, all queries", "twins, all queries, 1 epochs"],
+    "cover": ["twins, all queries"],
+    "split": ["twins, split data", "twins, split data, 1.3 times the epochs"],
     "spread": ["twins, spread=0.3"],
     "error_bars": ["error_bars", "error_bars, sigma"],
 }

@@ -20,6 +20,7 @@ MethodName = Literal[
     "pvera",
     "twins",
     "cover",
+    "split",
     "spread",
     "error_bars",
 ]
@@ -41,7 +42,7 @@ class Config:
     """Training queries per intent. All methods run on the first number, and those of --few on the others."""
     methods: tuple[MethodName, ...] = METHODS
     """Which methods to compare."""
-    few: tuple[MethodName, ...] = ("lora", "ensemble", "ivon", "cover")
+    few: tuple[MethodName, ...] = ("lora", "ensemble", "ivon", "split")
     """Those that also run on the other numbers of labels, each in its first way to predict."""
     seeds: int = 5
     """How often training queries are drawn, and all is trained."""

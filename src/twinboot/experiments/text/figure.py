@@ -27,7 +27,7 @@ COLOURS = {
     "MonteCLoRA": "#1aa7b8",
     "PVeRA": "#c2b015",
 }
-MARKERS = "oDsvP"  # of rows with the same colour, in their order
+MARKERS = "oDsvP^"  # of rows with the same colour, in their order
 
 
 def draw(runs: pd.DataFrame) -> Figure:

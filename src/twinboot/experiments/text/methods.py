@@ -43,6 +43,7 @@ PVERA_RANK = 256  # the default of peft, whose adapter has a vector of that leng
 TRAIN_BATCH = 32
 HELD_OUT = 0.2  # share of the training queries that choose a temperature
 LONGER = 1.4  # of a second plain adapter: so many times the epochs
+LONGER_SPLIT = 1.3  # the same for twins that divide the queries, which then take about as long
 MEMBERS = (2, 5)  # of ensembles
 PRECISIONS = torch.logspace(-4, 4, 81, dtype=torch.float64)  # of Laplace's prior
 
@@ -409,13 +410,20 @@ def by_twins(task: Task, plain: Callable[[], Plain]) -> Rows:
 
 @method("cover")
 def by_covering_twins(task: Task, plain: Callable[[], Plain]) -> Rows:
-    """`TwinTrainer` with each out-of-bag query given to one of the twins; and with so many epochs that it takes as long
-    as the longer plain adapter."""
+    """`TwinTrainer` with each out-of-bag query given to one of the twins."""
     bootstrap = Bootstrap(len(task.y), seed=task.seed, cover=True)
-    short = max(1, round(LONGER * task.epochs / 2))
-    for row, epochs in (("twins, all queries", task.epochs), (f"twins, all queries, {short} epochs", short)):
-        trained = _twins(task, options={"bootstrap": bootstrap}, num_train_epochs=epochs)
-        yield row, _of_twins(task, *trained)
+    yield "twins, all queries", _of_twins(task, *_twins(task, options={"bootstrap": bootstrap}))
+
+
+@method("split")
+def by_twins_of_halves(task: Task, plain: Callable[[], Plain]) -> Rows:
+    """`TwinTrainer` whose twins divide the queries, so that an epoch takes as long as that of a plain adapter; and
+    with more epochs."""
+    bootstrap = Bootstrap(len(task.y), seed=task.seed, kind="split", cover=True)
+    for more in (1.0, LONGER_SPLIT):
+        epochs = round(more * task.epochs)
+        row = "twins, split data" + f", {more} times the epochs" * (more > 1)
+        yield row, _of_twins(task, *_twins(task, options={"bootstrap": bootstrap}, num_train_epochs=epochs))
 
 
 @method("spread")
