@@ -18,6 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from twinboot import Blocks, Estimate, Prediction, Twins, fit
 from twinboot._core.seeds import derive
+from twinboot._core.seeds import seeded as from_seed
+from twinboot.estimate.estimate import _CHUNKS_AT_ONCE
 from twinboot.estimate.prediction import TASKS
 from twinboot.estimate.student import half_width
 
@@ -806,3 +808,110 @@ def test_the_noise_of_measurements_is_what_the_draws_leave_of_the_errors() -> No
     spread = estimate.predict(x, task="regression").std.square().mean().item()
     assert estimate.noise(data) ** 2 == pytest.approx(4 - spread, abs=4 * 4 * math.sqrt(2 / 20_000))
     assert estimate.noise(data, samples=0) ** 2 > estimate.noise(data) ** 2
+
+
+# --- centered draws
+
+
+def centered(model: nn.Module, sigma: float, task: Any = "classification") -> Estimate:
+    estimate = doubtful(model, sigma)
+    estimate.task, estimate.centered = task, True
+    return estimate
+
+
+def through_a_function() -> nn.Module:
+    """A model that is no chain, so that each draw runs by itself."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(4, 16), nn.Linear(16, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.outer(torch.sin(3 * self.inner(x)))
+
+    with from_seed(5):
+        return Net()
+
+
+@pytest.mark.parametrize("make", [mlp, through_a_function])
+@pytest.mark.parametrize("vectorize", [None, False, True])
+def test_the_mean_output_of_centered_draws_is_that_of_the_mean_model(make: Any, vectorize: bool | None) -> None:
+    estimate = centered(make(), sigma=1.0, task="regression")
+    found = estimate.predict(X, 8, vectorize=vectorize)
+    torch.testing.assert_close(found.mean, estimate.module(X).detach())
+    estimate.centered = False
+    torch.testing.assert_close(estimate.predict(X, 8, vectorize=vectorize).std, found.std)
+
+
+@pytest.mark.parametrize("make", [mlp, through_a_function])
+def test_classes_have_the_mean_probabilities_of_the_shifted_logits(make: Any) -> None:
+    estimate = centered(make(), sigma=0.7)
+    draws = list(estimate._models(8, 1.0, seed=3))
+    with torch.no_grad():
+        logits = torch.stack([draw(X) for draw in draws])
+    own = estimate.module(X).detach()
+    probs = (logits - logits.mean(0) + own).softmax(2)
+    found = estimate.predict(X, 8, seed=3, vectorize=False)
+    torch.testing.assert_close(found.probs, probs.mean(0))
+    torch.testing.assert_close(found.std, probs.std(0))
+    assert (found.mutual_information > 0).all()
+
+
+def test_intervals_of_two_classes_are_around_the_mean_model() -> None:
+    """Their log-odds are the difference of the logits, which has the shift of the logits."""
+    estimate = centered(mlp(outputs=2), sigma=0.5)
+    low, high = estimate.predict(X, 8).interval(0.9)
+    own = estimate.module(X).detach()
+    torch.testing.assert_close((low.logit() + high.logit())[:, 1] / 2, own[:, 1] - own[:, 0], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("vectorize", [None, False])
+def test_centered_predictions_do_not_depend_on_the_batches(vectorize: bool | None) -> None:
+    """With one input in a batch there are more batches than are in memory at once."""
+    assert len(X) > _CHUNKS_AT_ONCE
+    estimate = centered(through_a_function(), sigma=0.7)
+    one, many = (estimate.predict(X, 6, batch_size=size, vectorize=vectorize) for size in (256, 1))
+    assert_close(one, many)
+
+
+def test_a_class_that_the_model_rules_out_stays_impossible() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x).index_fill(1, torch.tensor([1]), -math.inf)
+
+    found = centered(Masked(), sigma=0.5).predict(X, 5)
+    assert (found.probs[:, 1] == 0).all()
+    assert found.probs.isfinite().all()
+
+
+def test_calibration_is_of_the_centered_draws() -> None:
+    estimate = centered(through_a_function(), sigma=0.6)
+    x, labels = classes(60).tensors
+    loss = estimate.calibrate(TensorDataset(x, labels), samples=6, keep_scale=True)
+    assert estimate.centered
+    assert estimate.scale == 1
+    assert estimate.predict(x, 6, vectorize=False).nll(labels).mean().item() == pytest.approx(loss, rel=1e-4)
+
+
+def test_dropout_is_around_the_model_without_it() -> None:
+    estimate = centered(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)), 0.3, "regression")
+    estimate.dropout = True
+    torch.testing.assert_close(estimate.predict(X, 6).mean, estimate.module(X).detach())
+
+
+def test_whether_draws_are_centered_is_saved_and_scores_of_other_draws_are_not_used(tmp_path: Path) -> None:
+    estimate = centered(mlp(), sigma=0.5)
+    x, labels = classes(50).tensors
+    estimate.conformalize(TensorDataset(x, labels), samples=4)
+    estimate.save(tmp_path / "estimate.safetensors")
+    again = Estimate.load(tmp_path / "estimate.safetensors", mlp())
+    assert again.centered
+    assert again.predict(X, 4).scores is not None
+    assert_close(again.predict(X, 4), estimate.predict(X, 4))
+    again.centered = False
+    assert again.predict(X, 4).scores is None

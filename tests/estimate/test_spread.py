@@ -10,7 +10,9 @@ from loops import seeded
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from twinboot.estimate.spread import DRAWS, PRECISION, WIDEST, match, values_of, variance
+from twinboot import Twins
+from twinboot._core.seeds import seeded as from_seed
+from twinboot.estimate.spread import DRAWS, PRECISION, WIDEST, match, match_spread_, values_of, variance
 from twinboot.training.epoch import Training
 from twinboot.training.protocol import FIT, Protocol, complete
 
@@ -98,6 +100,29 @@ def test_the_matched_scale_of_a_linear_model_is_the_closed_form() -> None:
     first, second = (twin(unseen).detach() for twin in run.twins)
     per_scale = (float(run.twins.sigma["(model)"]) ** 2) * (unseen.square().sum(1) + 1).mean().item()
     exact = math.sqrt(((first - second).square() / 2).mean().item() / per_scale)
-    found = run.matched_scale(run.estimate())
+    estimate = run.estimate()
+    run.match_spread_(estimate)
+    assert estimate.centered
     # 16 draws of 51 weights: a variance with 15 * 51 degrees of freedom, and half its relative error for the scale.
-    assert abs(math.log(found / exact)) < 4 * math.sqrt(2 / ((DRAWS - 1) * (wide + 1))) / 2 + PRECISION
+    assert abs(math.log(estimate.scale / exact)) < 4 * math.sqrt(2 / ((DRAWS - 1) * (wide + 1))) / 2 + PRECISION
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_centered_draws_spread_predictions_as_the_twins_do(task: Any) -> None:
+    """Predictions by the draws that chose the scale, up to the precision of the search."""
+    with from_seed(6):
+        twins = Twins(nn.Sequential(nn.Linear(4, 30), nn.Tanh(), nn.Linear(30, 3)))
+    with torch.no_grad():
+        for seed, twin in enumerate(twins):
+            for p in twin.parameters():
+                p.add_(0.3 * torch.randn(p.shape, generator=seeded(seed + 7)))
+    twins.update()
+    estimate = twins.estimate()
+    estimate.task = task
+    x = torch.randn(300, 4, generator=seeded(9))
+    match_spread_(estimate, twins, x.split(100), seed=0)
+    with torch.no_grad():
+        first, second = (values_of(twin(x), task) for twin in twins)
+    apart = (first - second).square().mean() / 2
+    found = estimate.predict(x, DRAWS, vectorize=False)
+    assert abs(math.log(found.std.square().mean() / apart)) < 2 * PRECISION  # of a square

@@ -435,10 +435,10 @@ def test_draws_spread_as_the_twins_that_settled_and_the_model_stays_the_same(tmp
     drawn = trainer.predict(data, samples=400).std.square().mean()
     apart = ((first - second).square() / 2).mean()
     assert abs(drawn / apart - 1) < 4 * math.sqrt(2 / (DRAWS - 1))  # the search has so many draws
-    saved, settings = trainer.predict(data, 8), (trainer.estimate().scale, trainer.estimate().task)
+    saved, settings = trainer.predict(data, 8), (trainer.estimate().scale, trainer.estimate().task, True)
     trainer.save_model(str(tmp_path / "model"))
     loaded = load(tmp_path / "model", type(trainer.model).from_pretrained(tmp_path / "model"))
-    assert (loaded.scale, loaded.task) == settings
+    assert (loaded.scale, loaded.task, loaded.centered) == settings
     assert loaded.scale != 1
     found = loaded.predict({"input_ids": inputs(data)}, 8, seed=trainer.args.seed, vectorize=False)
     torch.testing.assert_close(found.std, saved.std)

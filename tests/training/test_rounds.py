@@ -285,6 +285,7 @@ def test_the_spread_changes_the_error_bars_and_nothing_of_the_mean_model(make: A
     assert plain.history["unseen"] == settled.history["unseen"]
     assert plain.estimate.scale == 1
     assert settled.estimate.scale != 1
+    assert (plain.estimate.centered, settled.estimate.centered) == (False, True)
     assert not torch.equal(plain.estimate.partition.sigma, settled.estimate.partition.sigma)
 
 
@@ -305,7 +306,8 @@ def test_the_twins_settle_for_this_share_of_the_epochs(
 
 def the_same(first: Fit, second: Fit) -> None:
     assert_same_bits(first.estimate.state_dict(), second.estimate.state_dict())
-    assert first.estimate.scale == second.estimate.scale
+    for setting in ("scale", "centered"):
+        assert getattr(first.estimate, setting) == getattr(second.estimate, setting)
 
 
 def test_a_finished_run_has_its_error_bars_without_any_training(

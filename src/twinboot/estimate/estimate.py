@@ -35,13 +35,14 @@ from . import calibration, conformal, degrees, files
 from .forward import Chunks, as_task, chunks_of, chunks_of_texts, dropping, evaluating, first_tensor, run_model
 from .members import Members
 from .outputs import ChainOfDraws
-from .prediction import TASKS, Moments, Prediction, Task, combine, like
+from .prediction import TASKS, Moments, Prediction, Task, around, combine, like
 from .statistics import averaged, norm_layers, refill_statistics
 
 # Several draws at once are faster where a forward pass is mostly overhead, but need memory for the activations of all
 # of them (docs/overhead.md, "predict").
 _SMALL_MODEL = 2**17  # weights
 _DRAWS_AT_ONCE = 8
+_CHUNKS_AT_ONCE = 16  # of inputs, whose outputs of all draws are in memory to be centered
 
 Run = Callable[[Any], Tensor]  # the outputs [draws, inputs, ...] of some draws for a batch
 
@@ -59,6 +60,9 @@ class Estimate(nn.Module):
             it if its loss is one of these names.
         scale: multiplies sigma when weights are drawn.
         temperature: divides logits, or multiplies predicted variances. 1, unless `calibrate` finds a better one.
+        centered: whether the outputs of draws are shifted, so that their mean is the output of `module`. True where the
+            scale gives draws the spread of twins (`fit(spread=...)`). The spread stays, and predictions are about as
+            good as those of `module`.
         dropout: set it to True to keep the model's dropout layers active in each draw of the weights.
         df_per_weight: degrees of freedom of sigma^2 for each weight of a group: the number of twins minus 1. Intervals
             use it. None counts as infinity.
@@ -70,7 +74,7 @@ class Estimate(nn.Module):
         require_types(Estimate.__init__, locals())
         self.module, self.partition = module, partition
         self.temperature = self.scale = 1.0
-        self.dropout = False
+        self.centered = self.dropout = False
         self.task: Task | None = None
         self.members: Members | None = None
         self.df_per_weight: float | None = None
@@ -193,26 +197,28 @@ class Estimate(nn.Module):
         draws = self._draws(samples, seed)
         dropout = self.dropout if samples else False
         chain = self._chain([x], scale) if draws and not dropout else None
-        same = self.scores is not None and self.scores.settings == self._settings(samples, task, scale, seed)
+        settings = self._settings(samples, task, scale, seed)
+        same = self.scores is not None and {"centered": False, **self.scores.settings} == settings  # early files
         scores = self.scores if same and (vectorize is None or chain is None) else None  # else these are other draws
         with torch.no_grad(), evaluating(self.module), dropping(self.module, dropout, device, seed) as module:
             predict = partial(self._predict, chunks=chunks, task=task, draws=draws, scale=scale)
             runs = partial(self._runs, module, task, self.temperature, draws, scale)
             if vectorize is None and chain is not None:
-                return replace(predict(runs(chain)), scores=scores)
+                return replace(predict(partial(runs, chain)), scores=scores)
             if vectorize is None and draws and not dropout and self.partition.sizes.sum() <= _SMALL_MODEL:
                 try:
                     with warnings.catch_warnings():
                         warnings.filterwarnings("error", ".*performance drop.*")  # vmap would loop, too
-                        return replace(predict(runs(vectorize=True)), scores=scores)
+                        return replace(predict(partial(runs, vectorize=True)), scores=scores)
                 except Exception:  # vmap fails on some models, each in its own way; the loop reports any other error
                     pass
-            return replace(predict(runs(vectorize=bool(vectorize and draws))), scores=scores)
+            return replace(predict(partial(runs, vectorize=bool(vectorize and draws))), scores=scores)
 
     def _settings(self, samples: int, task: Task, scale: float, seed: int) -> dict[str, Any]:
         """What predictions depend on, besides the weights: those with the same settings have comparable scores."""
         numbers = {"scale": float(scale), "temperature": float(self.temperature)}
-        return {"task": task, "samples": int(samples), "seed": seed, "dropout": self.dropout, **numbers}
+        modes = {"dropout": self.dropout, "centered": self.centered}
+        return {"task": task, "samples": int(samples), "seed": seed, **modes, **numbers}
 
     def _task(self, asked: Task | None) -> Task:
         task = self.task if asked is None else asked
@@ -246,17 +252,28 @@ class Estimate(nn.Module):
         chain = None if self.members is not None else ChainOfDraws.of(self.module, self.partition, scale)
         return chain if chain is not None and all(map(chain.takes, inputs)) else None
 
-    def _predict(self, runs: Iterable[Run], chunks: Chunks, task: Task, draws: list[int], scale: float) -> Prediction:
-        moments = [Moments(task) for _ in chunks]
-        for run in runs:
-            for part, chunk in zip(moments, chunks, strict=True):
-                part.add(run(chunk()))
+    def _predict(
+        self, runs: Callable[[], Iterator[Run]], chunks: Chunks, task: Task, draws: list[int], scale: float
+    ) -> Prediction:
+        moments, own = [Moments(task) for _ in chunks], partial(run_model, self.module, task, self.temperature, {})
+        if self._centers(draws, scale):
+            for start in range(0, len(chunks), _CHUNKS_AT_ONCE):
+                some = slice(start, start + _CHUNKS_AT_ONCE)
+                drawn = [[run(chunk()) for chunk in chunks[some]] for run in runs()]
+                for part, chunk, outputs in zip(moments[some], chunks[some], zip(*drawn, strict=True), strict=True):
+                    part.add(around(torch.cat(outputs), own(chunk())))
+        else:
+            for run in runs():
+                for part, chunk in zip(moments, chunks, strict=True):
+                    part.add(run(chunk()))
         if draws and self.members is not None:  # intervals are around the prediction of the trained model
-            own = partial(run_model, self.module, task, self.temperature, {})
             return combine(moments, centers=[own(chunk()) for chunk in chunks])
         if not draws or not scale or task == "classification":
             return combine(moments)  # the degrees of freedom are those of the number of draws
         return combine(moments, degrees.of_predictions(self.module, task, chunks, self.partition, self._df()))
+
+    def _centers(self, draws: list[int], scale: float) -> bool:
+        return self.centered and bool(draws) and scale > 0 and self.members is None
 
     def _runs(
         self,
@@ -356,10 +373,14 @@ class Estimate(nn.Module):
             with dropping(self.module, self.dropout, device, seed) as module:  # the same masks for each scale
                 chain = self._chain(inputs, scale) if draws and not self.dropout else None
                 runs = self._runs(module, task, 1.0, draws, scale, chain)
-                # Copies, as a model may write into its input.
-                return torch.cat([torch.cat([run(copied(x, device)) for x in inputs], 1) for run in runs])
+                found = torch.cat([of_inputs(run, 1) for run in runs])
+            return around(found, center) if self._centers(draws, scale) else found
+
+        def of_inputs(run: Run, dim: int) -> Tensor:
+            return torch.cat([run(copied(x, device)) for x in inputs], dim)  # copies: a model may write into its input
 
         with torch.no_grad(), evaluating(self.module):
+            center = of_inputs(partial(run_model, self.module, task, 1.0, {}), 0)
             of_mean = outputs(0.0)
             if not of_mean.isfinite().all():
                 raise ValueError("the model gives outputs that are not finite for these samples: look for bad ones.")

@@ -30,8 +30,8 @@ from .prediction import TASKS
 
 FORMAT = "twinboot.estimate"
 VERSION = 2
-# How an estimate predicts. Early files have the first two alone; without `df_per_weight`, intervals are normal.
-SETTINGS = ("temperature", "scale", "dropout", "task", "df_per_weight", "scores")
+# How an estimate predicts. Early files have temperature and scale alone; without `df_per_weight`, intervals are normal.
+SETTINGS = ("temperature", "scale", "centered", "dropout", "task", "df_per_weight", "scores")
 
 
 def write(
@@ -148,8 +148,11 @@ def _require_valid(
             raise ValueError(f"the groups of parameter {name!r} do not fit sigma.")
     require_number("temperature", settings["temperature"], positive=True)
     require_number("scale", settings["scale"])
-    if settings.get("task") not in (None, *TASKS) or not isinstance(settings.get("dropout", False), bool):
-        raise ValueError(f"the task must be {one_of(TASKS)} or None, and dropout True or False.")
+    if settings.get("task") not in (None, *TASKS):
+        raise ValueError(f"the task must be {one_of(TASKS)} or None.")
+    for name in ("dropout", "centered"):
+        if not isinstance(settings.get(name, False), bool):
+            raise ValueError(f"{name} must be True or False.")
     if (df := settings.get("df_per_weight")) is not None:
         require_number("df_per_weight", df, positive=True)
     scores: Scores | None = settings.get("scores")

@@ -25,7 +25,8 @@ class Prediction:
 
     Attributes:
         task: `"classification"`, `"regression"` or `"gaussian"`.
-        mean: the mean over draws of the weights: class probabilities along dimension 1, or values.
+        mean: the mean over draws of the weights: class probabilities along dimension 1, or values. If the draws are
+            centered (`Estimate.centered`), these values are those of the mean model.
         std: the standard deviation over the draws, in the same shape. 0 for the mean model alone (`samples=0`).
         own_entropy: for classification, the mean entropy of the draws.
         noise: for `"gaussian"`, the predicted standard deviation of a measurement: the root of the mean variance.
@@ -302,6 +303,17 @@ def _values_of(outputs: Tensor, task: Task) -> tuple[Tensor, Tensor | None]:
     others = logs.scatter(2, top, -math.inf).logsumexp(2, keepdim=True)
     against = torch.log1p(-probs).scatter(2, top, others)
     return probs, (logs - against).clamp(-MOST_LOG_ODDS, MOST_LOG_ODDS)
+
+
+def around(draws: Tensor, center: Tensor) -> Tensor:
+    """The outputs [draws, ...] of a model, shifted so that their mean over the draws is `center`.
+
+    >>> around(torch.tensor([[1.0], [3.0]]), torch.tensor([5.0])).flatten().tolist()
+    [4.0, 6.0]
+    """
+    values = draws if draws.dtype == torch.float64 else draws.float()
+    shifted = values - values.mean(0) + center
+    return torch.where(values.isinf(), values, shifted)  # -inf is the logit of a class that the model rules out
 
 
 def combine(parts: list[Moments], df: Tensor | None = None, centers: list[Tensor] | None = None) -> Prediction:

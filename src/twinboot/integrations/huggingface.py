@@ -66,7 +66,15 @@ NOT_USED = ("resample", "average")  # settings of a protocol: `training/protocol
 SIGMA = "sigma.safetensors"
 MULTI_LABEL = "multi_label_classification"
 # The settings of an Estimate.
-DEFAULTS = {"temperature": 1.0, "scale": 1.0, "dropout": False, "task": None, "df_per_weight": None, "scores": None}
+DEFAULTS = {
+    "temperature": 1.0,
+    "scale": 1.0,
+    "centered": False,
+    "dropout": False,
+    "task": None,
+    "df_per_weight": None,
+    "scores": None,
+}
 SHARDED = "FSDP and DeepSpeed shard the weights, but twins need them whole: use torchrun with DDP."
 DIVIDED = "args.parallelism_config divides the model among processes, but twins need it whole: use torchrun with DDP."
 
@@ -676,7 +684,8 @@ class TrainedModel:
         estimate = self._by_numbers(_Logits(self.model, fetch, task, one_shape=False))
         models = [_Logits(twin, fetch, task, one_shape=False) for twin in twins]
         numbers = list(torch.arange(batches))
-        self._settings = {**self._settings, "scale": spread.matched_scale(estimate, models, numbers, seed, scale)}
+        spread.match_spread_(estimate, models, numbers, seed, scale)
+        self._settings = {**self._settings, "scale": estimate.scale, "centered": estimate.centered}
 
     def _by_numbers(self, logits: _Logits) -> Estimate:
         partition = copy.deepcopy(self.partition)  # the same weights, by their names in _Logits

@@ -234,7 +234,7 @@ class TwinModule(pl.LightningModule):
             models = [_with_weights(estimate.module, twin) for twin in settling.twins]
             estimate.partition.sigma.copy_(settling.twins.partition.scaled(self.bootstrap.scale).sigma)
             xs = list(map(inputs or _all_but_last, batches))
-            estimate.scale = spread.matched_scale(estimate, models, xs, settling.seed, self.bootstrap.scale)
+            spread.match_spread_(estimate, models, xs, settling.seed, self.bootstrap.scale)
         return estimate
 
     def restore(self, path: str | os.PathLike[str]) -> Self:

@@ -217,11 +217,11 @@ class Training:
         values = self.loss(output, target)
         return values, (output.argmax(1) == target).flatten() if self.classifies else values
 
-    def matched_scale(self, estimate: Estimate) -> float:
-        """The scale with which the estimate's draws spread the predictions of out-of-bag samples as much as the twins
-        do (estimate/spread.py)."""
+    def match_spread_(self, estimate: Estimate) -> None:
+        """Let the estimate's draws spread the predictions of out-of-bag samples as much as the twins do
+        (estimate/spread.py)."""
         batches = [moved(parted(batch)[0], self.device) for batch in self.validation.spread_batches()]
-        return spread.matched_scale(estimate, self.models(), batches, self.seed, self.bootstrap.scale)
+        spread.match_spread_(estimate, self.models(), batches, self.seed, self.bootstrap.scale)
 
     def loss_of(self, models: Iterable[nn.Module]) -> float:
         """The mean loss of models on the twins' own samples, one model for each twin, in evaluation mode."""

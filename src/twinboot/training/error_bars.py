@@ -254,5 +254,5 @@ def _estimate(model: nn.Module, run: Training, members: list[dict[str, Tensor]],
     if keep == "members":
         estimate.members = Members.joined(estimate.module, members)
     else:
-        estimate.scale = run.matched_scale(estimate)
+        run.match_spread_(estimate)
     return estimate

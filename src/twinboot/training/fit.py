@@ -275,6 +275,7 @@ def fit(
             save(trained, settled=settled)  # beside the best state, from which a longer run goes on
         best.estimate.partition.sigma.copy_(settled["sigma"])
         best.estimate.scale = float(settled["scale"])
+        best.estimate.centered = bool(settled.get("centered", False))  # not in early checkpoints
     if len(reserved):
         run.conformalize(best.estimate, reserved)
     return Fit(best.estimate, best.history, best.epoch, run.bootstrap)

@@ -205,7 +205,8 @@ def settle_around(attempt: Callable[[float], Settled[Run]], least: float, stackl
 def settle(
     run: Training, estimate: Estimate, optimizer: optimizers.Make | None, epochs: int, lr: float
 ) -> dict[str, Any]:
-    """The sigma and the scale, by name, of twins that settle around the mean of an estimate, on the samples of a run.
+    """The sigma and the scale, by name, of twins that settle around the mean of an estimate, on the samples of a run;
+    and whether draws are centered.
 
     No sample that the run held out is trained on. It is by those that the spread of the twins' predictions and that of
     draws are compared. If no learning rate works, sigma and scale are those of the estimate.
@@ -222,7 +223,8 @@ def settle(
 
     around = settle_around(attempt, least_difference(run), stacklevel=3)
     if around is None:
-        return {"sigma": estimate.partition.sigma.clone(), "scale": estimate.scale}
+        return {"sigma": estimate.partition.sigma.clone(), "scale": estimate.scale, "centered": estimate.centered}
     settled = Estimate(estimate.module, around.twins.partition.scaled(run.bootstrap.scale))
     settled.task = run.task
-    return {"sigma": settled.partition.sigma, "scale": around.matched_scale(settled)}
+    around.match_spread_(settled)
+    return {"sigma": settled.partition.sigma, "scale": settled.scale, "centered": settled.centered}

@@ -22,6 +22,7 @@ from torch.utils.data import TensorDataset
 
 from ... import Estimate, error_bars, fit
 from ..._core.seeds import derive, own_randomness
+from ...estimate.prediction import around
 from ...training.protocol import FIT
 from ..images.methods import require_ivon
 from .tasks import CPU, Plain, Task, number_of_batches, steps, train, update_statistics
@@ -79,8 +80,13 @@ def by_fit(task: Task, plain: Plain, sizes: Sequence[int]) -> dict[str, Found]:
     return {"fit": _from_draws(_of_estimate(task, result.estimate), seconds)}
 
 
-def _of_estimate(task: Task, estimate: Estimate) -> list[Tensor]:
-    return [task.predict(estimate.sample(seed=k).eval()) for k in range(task.samples)]
+def _of_estimate(task: Task, estimate: Estimate) -> Tensor:
+    """Its draws, centered as in `predict`."""
+    drawn = torch.stack([task.predict(estimate.sample(seed=k).eval()) for k in range(task.samples)])
+    mean = task.predict(estimate.module)
+    if task.kind == "regression":
+        return around(drawn, mean)
+    return around(drawn.log(), mean.log()).softmax(2)
 
 
 def _from_draws(draws: Iterable[Tensor], seconds: float) -> Found:
@@ -116,7 +122,7 @@ def by_error_bars(task: Task, plain: Plain, sizes: Sequence[int]) -> dict[str, F
 def _of_bars(task: Task, estimate: Estimate, point: Tensor, seconds: float) -> Found:
     members = estimate.members
     if members is None:
-        return Found(torch.stack(_of_estimate(task, estimate)), point, seconds)
+        return Found(_of_estimate(task, estimate), point, seconds)
     draws = [task.predict(_member(estimate.module, members[k])) for k in range(len(members))]
     return Found(torch.stack(draws), point, seconds, df=len(members) - 1)
 
