@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +132,6 @@ class Twin:
         self.twins, self.local = Twins(case.model(), stacked=stacked), local
         self.optimizer = torch.optim.Adam(self.twins.parameters(), 1e-3)
         self.loader = PairedLoader(data, Bootstrap(len(data)), round(BATCH / DISTINCT), "counts")
-        self.compiled: Any = torch.compile(self.twins)
 
     def step(self, pair: Any) -> None:
         with self.twins.sampled(local=self.local):
@@ -150,6 +150,10 @@ class Twin:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.twins.update()
+
+    @cached_property
+    def compiled(self) -> Any:
+        return torch.compile(self.twins)  # its import would count as memory of the twins
 
     def epoch(self) -> Iterator[None]:
         for pair in self.loader:

@@ -19,7 +19,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from twinboot import Blocks, Estimate, Prediction, Twins, fit
 from twinboot._core.seeds import derive
 from twinboot._core.seeds import seeded as from_seed
-from twinboot.estimate.estimate import _CHUNKS_AT_ONCE
 from twinboot.estimate.prediction import TASKS
 from twinboot.estimate.student import half_width
 
@@ -866,13 +865,15 @@ def test_intervals_of_two_classes_are_around_the_mean_model() -> None:
     torch.testing.assert_close((low.logit() + high.logit())[:, 1] / 2, own[:, 1] - own[:, 0], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("kept", [1, 100, 2**26])
 @pytest.mark.parametrize("vectorize", [None, False])
-def test_centered_predictions_do_not_depend_on_the_batches(vectorize: bool | None) -> None:
-    """With one input in a batch there are more batches than are in memory at once."""
-    assert len(X) > _CHUNKS_AT_ONCE
+def test_centered_predictions_do_not_depend_on_what_is_in_memory_at_once(
+    vectorize: bool | None, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     estimate = centered(through_a_function(), sigma=0.7)
-    one, many = (estimate.predict(X, 6, batch_size=size, vectorize=vectorize) for size in (256, 1))
-    assert_close(one, many)
+    whole = estimate.predict(X, 6, vectorize=vectorize)
+    monkeypatch.setattr("twinboot.estimate.estimate._KEPT", kept)
+    assert_close(estimate.predict(X, 6, batch_size=2, vectorize=vectorize), whole)
 
 
 def test_a_class_that_the_model_rules_out_stays_impossible() -> None:

@@ -42,7 +42,7 @@ from .statistics import averaged, norm_layers, refill_statistics
 # of them (docs/overhead.md, "predict").
 _SMALL_MODEL = 2**17  # weights
 _DRAWS_AT_ONCE = 8
-_CHUNKS_AT_ONCE = 16  # of inputs, whose outputs of all draws are in memory to be centered
+_KEPT = 2**26  # so many outputs of all draws together are in memory at once, to be centered
 
 Run = Callable[[Any], Tensor]  # the outputs [draws, inputs, ...] of some draws for a batch
 
@@ -257,11 +257,11 @@ class Estimate(nn.Module):
     ) -> Prediction:
         moments, own = [Moments(task) for _ in chunks], partial(run_model, self.module, task, self.temperature, {})
         if self._centers(draws, scale):
-            for start in range(0, len(chunks), _CHUNKS_AT_ONCE):
-                some = slice(start, start + _CHUNKS_AT_ONCE)
+            centers = [own(chunk()) for chunk in chunks]
+            for some in _in_parts([len(draws) * center.numel() for center in centers], _KEPT):
                 drawn = [[run(chunk()) for chunk in chunks[some]] for run in runs()]
-                for part, chunk, outputs in zip(moments[some], chunks[some], zip(*drawn, strict=True), strict=True):
-                    part.add(around(torch.cat(outputs), own(chunk())))
+                for part, center, *outputs in zip(moments[some], centers[some], *drawn, strict=True):
+                    part.add(around(torch.cat(outputs), center))
         else:
             for run in runs():
                 for part, chunk in zip(moments, chunks, strict=True):
@@ -520,3 +520,18 @@ class Estimate(nn.Module):
         if members:
             estimate.members = Members(members).like(module)
         return estimate
+
+
+def _in_parts(sizes: Sequence[int], most: int) -> Iterator[slice]:
+    """Consecutive parts of some sizes, each with at most so much in all, or with one size alone.
+
+    >>> list(_in_parts([3, 4, 2, 9], 7))
+    [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None)]
+    """
+    start = total = 0
+    for place, size in enumerate(sizes):
+        if place > start and total + size > most:
+            yield slice(start, place)
+            start, total = place, 0
+        total += size
+    yield slice(start, len(sizes))
