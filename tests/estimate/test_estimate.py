@@ -2,6 +2,7 @@ import copy
 import math
 import warnings
 from collections import UserDict
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -872,22 +873,44 @@ def test_centered_predictions_do_not_depend_on_what_is_in_memory_at_once(
 ) -> None:
     estimate = centered(through_a_function(), sigma=0.7)
     whole = estimate.predict(X, 6, vectorize=vectorize)
-    monkeypatch.setattr("twinboot.estimate.estimate._KEPT", kept)
+    monkeypatch.setattr("twinboot.estimate.centered.KEPT", kept)
     assert_close(estimate.predict(X, 6, batch_size=2, vectorize=vectorize), whole)
 
 
-def test_a_class_that_the_model_rules_out_stays_impossible() -> None:
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = mlp()
+class Masked(nn.Module):
+    """One class is ruled out."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.inner(x).index_fill(1, torch.tensor([1]), -math.inf)
+    def __init__(self, logit: float) -> None:
+        super().__init__()
+        self.inner, self.logit = mlp(), logit
 
-    found = centered(Masked(), sigma=0.5).predict(X, 5)
-    assert (found.probs[:, 1] == 0).all()
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x).index_fill(1, torch.tensor([1]), self.logit)
+
+
+class WithoutTheLeast(nn.Module):
+    """The class with the smallest logit is ruled out: not the same one in all draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.inner(x)
+        return logits.masked_fill(logits == logits.min(1, keepdim=True).values, -math.inf)
+
+
+@pytest.mark.parametrize(
+    "make", [partial(Masked, torch.finfo(torch.float32).min), partial(Masked, -math.inf), WithoutTheLeast]
+)
+def test_classes_that_the_model_rules_out_stay_impossible(make: Any) -> None:
+    estimate = centered(make(), sigma=0.5)
+    with torch.no_grad():
+        drawn = torch.stack([draw(X).softmax(1) for draw in estimate._models(5, 1.0, seed=2)])
+    found = estimate.predict(X, 5, seed=2)
     assert found.probs.isfinite().all()
+    torch.testing.assert_close(found.probs.sum(1), torch.ones(len(X)))
+    assert ((found.probs == 0) == (drawn == 0).all(0)).all()
 
 
 def test_calibration_is_of_the_centered_draws() -> None:
@@ -902,7 +925,8 @@ def test_calibration_is_of_the_centered_draws() -> None:
 def test_dropout_is_around_the_model_without_it() -> None:
     estimate = centered(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)), 0.3, "regression")
     estimate.dropout = True
-    torch.testing.assert_close(estimate.predict(X, 6).mean, estimate.module(X).detach())
+    for scale in (1.0, 0.0):
+        torch.testing.assert_close(estimate.predict(X, 6, scale=scale).mean, estimate.module(X).detach())
 
 
 def test_whether_draws_are_centered_is_saved_and_scores_of_other_draws_are_not_used(tmp_path: Path) -> None:

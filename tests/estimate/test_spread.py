@@ -126,3 +126,20 @@ def test_centered_draws_spread_predictions_as_the_twins_do(task: Any) -> None:
     apart = (first - second).square().mean() / 2
     found = estimate.predict(x, DRAWS, vectorize=False)
     assert abs(math.log(found.std.square().mean() / apart)) < 2 * PRECISION  # of a square
+
+
+def test_the_scale_does_not_depend_on_what_is_in_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scale(kept: int) -> float:
+        monkeypatch.setattr("twinboot.estimate.spread.KEPT", kept)
+        with from_seed(6):
+            twins = Twins(nn.Sequential(nn.Linear(4, 30), nn.Tanh(), nn.Linear(30, 3)))
+        with torch.no_grad():
+            for p in twins[0].parameters():
+                p.add_(0.3 * torch.randn(p.shape, generator=seeded(7)))
+        twins.update()
+        estimate = twins.estimate()
+        estimate.task = "classification"
+        match_spread_(estimate, twins, torch.randn(50, 4, generator=seeded(9)).split(12), seed=0)
+        return estimate.scale
+
+    assert scale(1) == pytest.approx(scale(2**26), rel=1e-6)

@@ -31,18 +31,17 @@ from .._core.noise import normals
 from .._core.ranks import refuse_copy, whole
 from .._core.tensors import mean, overwrite_, wide
 from ..groups import Partition, fixed_entries
-from . import calibration, conformal, degrees, files
+from . import calibration, centered, conformal, degrees, files
 from .forward import Chunks, as_task, chunks_of, chunks_of_texts, dropping, evaluating, first_tensor, run_model
 from .members import Members
 from .outputs import ChainOfDraws
-from .prediction import TASKS, Moments, Prediction, Task, around, combine, like
+from .prediction import TASKS, Moments, Prediction, Task, combine, like
 from .statistics import averaged, norm_layers, refill_statistics
 
 # Several draws at once are faster where a forward pass is mostly overhead, but need memory for the activations of all
 # of them (docs/overhead.md, "predict").
 _SMALL_MODEL = 2**17  # weights
 _DRAWS_AT_ONCE = 8
-_KEPT = 2**26  # so many outputs of all draws together are in memory at once, to be centered
 
 Run = Callable[[Any], Tensor]  # the outputs [draws, inputs, ...] of some draws for a batch
 
@@ -107,7 +106,7 @@ class Estimate(nn.Module):
     def extra_repr(self) -> str:
         factors = {"temperature": self.temperature, "scale": self.scale}
         parts = [f"{name}={value:.3g}" for name, value in factors.items() if value != 1]
-        return ", ".join(parts + ["dropout=True"] * bool(self.dropout))
+        return ", ".join(parts + [f"{name}=True" for name in ("centered", "dropout") if getattr(self, name)])
 
     @property
     def sigma(self) -> dict[str, Tensor]:
@@ -126,7 +125,7 @@ class Estimate(nn.Module):
 
     def sample(self, seed: SupportsIndex = 0, scale: float | None = None) -> nn.Module:
         """A model of your own class with weights drawn from N(mean, (scale * sigma)^2), or one of the members. `scale`
-        defaults to the estimate's own, as in `predict`."""
+        defaults to the estimate's own, as in `predict`. Its outputs are as they are, even if `centered`."""
         scale, seed = self._scale(scale), seeds.require_seed(seed)
         [module] = replicate(self.module, own=self.partition.parameter_shapes)
         if self.members is None:
@@ -255,25 +254,26 @@ class Estimate(nn.Module):
     def _predict(
         self, runs: Callable[[], Iterator[Run]], chunks: Chunks, task: Task, draws: list[int], scale: float
     ) -> Prediction:
-        moments, own = [Moments(task) for _ in chunks], partial(run_model, self.module, task, self.temperature, {})
+        moments = [Moments(task) for _ in chunks]
+        of_module = partial(run_model, self.module, task, self.temperature, {})
         if self._centers(draws, scale):
-            centers = [own(chunk()) for chunk in chunks]
-            for some in _in_parts([len(draws) * center.numel() for center in centers], _KEPT):
+            centers = [of_module(chunk()) for chunk in chunks]
+            for some in centered.in_parts([len(draws) * own.numel() for own in centers], centered.KEPT):
                 drawn = [[run(chunk()) for chunk in chunks[some]] for run in runs()]
                 for part, center, *outputs in zip(moments[some], centers[some], *drawn, strict=True):
-                    part.add(around(torch.cat(outputs), center))
+                    part.add(centered.around(torch.cat(outputs), center))
         else:
             for run in runs():
                 for part, chunk in zip(moments, chunks, strict=True):
                     part.add(run(chunk()))
         if draws and self.members is not None:  # intervals are around the prediction of the trained model
-            return combine(moments, centers=[own(chunk()) for chunk in chunks])
+            return combine(moments, centers=[of_module(chunk()) for chunk in chunks])
         if not draws or not scale or task == "classification":
             return combine(moments)  # the degrees of freedom are those of the number of draws
         return combine(moments, degrees.of_predictions(self.module, task, chunks, self.partition, self._df()))
 
     def _centers(self, draws: list[int], scale: float) -> bool:
-        return self.centered and bool(draws) and scale > 0 and self.members is None
+        return self.centered and bool(draws) and (scale > 0 or self.dropout) and self.members is None
 
     def _runs(
         self,
@@ -374,7 +374,7 @@ class Estimate(nn.Module):
                 chain = self._chain(inputs, scale) if draws and not self.dropout else None
                 runs = self._runs(module, task, 1.0, draws, scale, chain)
                 found = torch.cat([of_inputs(run, 1) for run in runs])
-            return around(found, center) if self._centers(draws, scale) else found
+            return centered.around(found, center) if self._centers(draws, scale) else found
 
         def of_inputs(run: Run, dim: int) -> Tensor:
             return torch.cat([run(copied(x, device)) for x in inputs], dim)  # copies: a model may write into its input
@@ -437,8 +437,9 @@ class Estimate(nn.Module):
     ) -> None:
         """Calibrate `Prediction.set` and `Prediction.conformal_interval`. `save` stores the result.
 
-        Predictions must have the same `samples` and `seed` to have sets and intervals, and the estimate the same scale,
-        temperature and dropout: call `calibrate` before this, with other samples. `fit(calibration=0.5)` does all this.
+        Predictions must have the same `samples` and `seed` to have sets and intervals, and the estimate the same
+        settings, such as the scale: call `calibrate` before this, with other samples. `fit(calibration=0.5)` does all
+        this.
 
         Args:
             dataset: samples that no twin saw, and that chose nothing: no epoch, temperature or setting. A level of 90 %
@@ -520,18 +521,3 @@ class Estimate(nn.Module):
         if members:
             estimate.members = Members(members).like(module)
         return estimate
-
-
-def _in_parts(sizes: Sequence[int], most: int) -> Iterator[slice]:
-    """Consecutive parts of some sizes, each with at most so much in all, or with one size alone.
-
-    >>> list(_in_parts([3, 4, 2, 9], 7))
-    [slice(0, 2, None), slice(2, 3, None), slice(3, 4, None)]
-    """
-    start = total = 0
-    for place, size in enumerate(sizes):
-        if place > start and total + size > most:
-            yield slice(start, place)
-            start, total = place, 0
-        total += size
-    yield slice(start, len(sizes))

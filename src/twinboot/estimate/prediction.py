@@ -160,7 +160,7 @@ class Prediction:
         if self.scores is None:
             raise ValueError(
                 "this prediction has no scores of calibration samples: use fit(calibration=0.5) or "
-                "estimate.conformalize(), and predict with the same samples, seed, scale, temperature and dropout."
+                "estimate.conformalize(), and predict with the same samples, seed and settings of the estimate."
             )
         return self.scores
 
@@ -303,17 +303,6 @@ def _values_of(outputs: Tensor, task: Task) -> tuple[Tensor, Tensor | None]:
     others = logs.scatter(2, top, -math.inf).logsumexp(2, keepdim=True)
     against = torch.log1p(-probs).scatter(2, top, others)
     return probs, (logs - against).clamp(-MOST_LOG_ODDS, MOST_LOG_ODDS)
-
-
-def around(draws: Tensor, center: Tensor) -> Tensor:
-    """The outputs [draws, ...] of a model, shifted so that their mean over the draws is `center`.
-
-    >>> around(torch.tensor([[1.0], [3.0]]), torch.tensor([5.0])).flatten().tolist()
-    [4.0, 6.0]
-    """
-    values = draws if draws.dtype == torch.float64 else draws.float()
-    shifted = values - values.mean(0) + center
-    return torch.where(values.isinf(), values, shifted)  # -inf is the logit of a class that the model rules out
 
 
 def combine(parts: list[Moments], df: Tensor | None = None, centers: list[Tensor] | None = None) -> Prediction:

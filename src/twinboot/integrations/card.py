@@ -107,6 +107,7 @@ def _evaluation(samples: str, logged: Mapping[str, Any]) -> list[tuple[str, str]
 def _settings(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = [] if settings["task"] is None else [("task", settings["task"])]
     rows += [("temperature", _number(settings["temperature"])), ("factor on sigma", _number(settings["scale"]))]
+    rows += [("draws centered at the model", "yes")] if settings["centered"] else []
     rows += [("dropout in draws", "yes")] if settings["dropout"] else []
     if (scores := settings["scores"]) is not None:
         rows += [("sets and intervals", f"calibrated by {len(scores)} samples")]

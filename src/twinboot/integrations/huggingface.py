@@ -215,8 +215,8 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
         """The mean model with sigma, as they are now, or the best ones with `load_best_model_at_end`.
 
         Until training continues, this returns the same object. `predict`, `save_model` and checkpoints use its
-        temperature, scale, dropout and task, which you or `calibrate` may set. The task comes from the model's config;
-        it is None without one.
+        settings, such as temperature, scale and dropout, which you or `calibrate` may change. The task comes from the
+        model's config; it is None without one.
         """
         return self._require_trained().estimate()
 
@@ -231,7 +231,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
     ) -> Prediction:
         """Predict for a dataset with draws of the weights. Labels in the dataset are ignored.
 
-        Temperature and dropout are those of `estimate()`. With several processes, each predicts the whole dataset.
+        Settings are those of `estimate()`. With several processes, each predicts the whole dataset.
 
         Args:
             test_dataset: The inputs. Without labels, T5 needs `decoder_input_ids`.
@@ -594,7 +594,7 @@ def load(folder: str | os.PathLike[str], model: nn.Module) -> Estimate:
             without a copy.
 
     Returns:
-        An `Estimate` with the temperature, scale, dropout and task that `TwinTrainer.estimate()` had.
+        An `Estimate` with the settings that `TwinTrainer.estimate()` had, such as temperature, scale and task.
     """
     if not isinstance(folder, (str, os.PathLike)):
         raise TypeError(f"folder must be the path that save_model wrote to, not {shown(folder)}.")

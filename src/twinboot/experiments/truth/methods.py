@@ -22,7 +22,6 @@ from torch.utils.data import TensorDataset
 
 from ... import Estimate, error_bars, fit
 from ..._core.seeds import derive, own_randomness
-from ...estimate.prediction import around
 from ...training.protocol import FIT
 from ..images.methods import require_ivon
 from .tasks import CPU, Plain, Task, number_of_batches, steps, train, update_statistics
@@ -81,12 +80,15 @@ def by_fit(task: Task, plain: Plain, sizes: Sequence[int]) -> dict[str, Found]:
 
 
 def _of_estimate(task: Task, estimate: Estimate) -> Tensor:
-    """Its draws, centered as in `predict`."""
+    """Its draws, as in `predict`."""
     drawn = torch.stack([task.predict(estimate.sample(seed=k).eval()) for k in range(task.samples)])
+    if not estimate.centered:
+        return drawn
     mean = task.predict(estimate.module)
     if task.kind == "regression":
-        return around(drawn, mean)
-    return around(drawn.log(), mean.log()).softmax(2)
+        return drawn - drawn.mean(0) + mean
+    logits = drawn.log()  # up to a number for each draw and input, which softmax takes away
+    return (logits - logits.mean(0) + mean.log()).softmax(2)
 
 
 def _from_draws(draws: Iterable[Tensor], seconds: float) -> Found:
