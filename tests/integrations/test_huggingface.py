@@ -461,7 +461,7 @@ def test_a_resumed_run_settles_bit_for_bit(tmp_path: Path, step: int) -> None:
 
 
 def test_adapters_that_unlearn_their_task_settle_with_a_lower_rate(tmp_path: Path, around: Any) -> None:
-    trainer = settled(tmp_path, learning_rate=0.02, num_train_epochs=8)
+    trainer = settled(tmp_path, learning_rate=0.06, num_train_epochs=8)
     assert len(around) > 1
     with torch.no_grad():
         rights = [

@@ -623,3 +623,16 @@ def test_calibration_samples_give_prediction_sets() -> None:
     assert inside > 0.8 - 4 * 0.055
     with pytest.raises(ValueError, match="calibration needs to know what the model predicts: give the loss as"):
         bars(trained(), loss=lambda output, target: output.sum(1), calibration=blobs(60, seed=1))
+
+
+def test_without_weights_drawn_anew_the_restart_is_gentler(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates, losses = list[float](), Round.losses
+
+    def noted(self: Round, model: nn.Module) -> tuple[float, float]:
+        rates.append(self.rates[0])
+        return losses(self, model)
+
+    monkeypatch.setattr(Round, "losses", noted)
+    for perturb in (0.1, 0.0):
+        bars(trained(), rounds=1, perturb=perturb)
+    assert rates == pytest.approx([0.005, 0.005 / 3])

@@ -55,7 +55,7 @@ from ..estimate.prediction import TASKS, Task
 from ..groups import Partition, assign, fixed_entries
 from ..training.options import require_whole_weights
 from ..training.protocol import HUGGING_FACE, complete, refuse_settings
-from ..training.rounds import Settled, average_buffers, falling, least_of, settle_around, without_noise
+from ..training.rounds import GENTLE, Settled, average_buffers, falling, least_of, settle_around, without_noise
 from ..training.validation import ENOUGH, FEW, Validation
 from . import card
 from .resuming import read_twins, write_twins
@@ -137,10 +137,9 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
             `Bootstrap(len(train_dataset), seed=args.seed)`.
         spread: After `train()`, twins settle around the model for this share of its steps, such as 0.3, as in `fit`:
             without noise and resets, with the Trainer's own loss, optimizer and clipping, and a learning rate that
-            starts at five times that of the training and falls to 0. If their loss ends far above that of the model, as
-            with adapters, a lower rate is tried. Draws then spread predictions as much as these twins do, and their
-            mean may predict worse than the model itself, `predict(samples=0)`. 0 leaves it out. So does a model that
-            `predict` does not support.
+            starts at 5/3 of that of the training and falls to 0. If their loss ends far above that of the model, a
+            lower rate is tried. Draws around the model's own outputs then spread predictions as much as these twins do.
+            0 leaves it out. So does a model that `predict` does not support.
         options: Further arguments of `Trainer`. For another optimizer, use `optimizer_cls_and_kwargs`.
 
     >>> from tempfile import mkdtemp
@@ -315,7 +314,7 @@ class TwinTrainer(Trainer):  # type: ignore[misc]
             models = [trained.model] * len(twins), twins
             return Settled(around, *(validation.loss_in_training(of, around._run, device) for of in models))
 
-        settled = settle_around(attempt, least_of(trained.settings["task"]), stacklevel=3)
+        settled = settle_around(attempt, least_of(trained.settings["task"]), stacklevel=3, factors=GENTLE)
         if settled is not None:
             scale, seed = self._loader.bootstrap.scale, seeds.derive(self.args.seed, "spread")
             trained.take_spread(settled.twins, fetch, len(batches), seed, scale)

@@ -48,7 +48,18 @@ from .epoch import Training
 from .logs import show_finished, show_restart, show_round
 from .options import require_amp, require_gradient_steps, require_options, require_whole_weights
 from .protocol import FIT, Protocol, complete
-from .rounds import FACTORS, FAR, PERTURB, RESTART, Round, is_above, least_difference, perturb_, warn_if_far_above
+from .rounds import (
+    FACTORS,
+    FAR,
+    GENTLE,
+    PERTURB,
+    RESTART,
+    Round,
+    is_above,
+    least_difference,
+    perturb_,
+    warn_if_far_above,
+)
 
 Keep = Literal["members", "sigma"]
 
@@ -90,12 +101,13 @@ def error_bars(
         keep: `"members"` keeps the twins of each round: `2 * rounds` times the trainable weights. They say best where
             predictions are uncertain. `"sigma"` keeps one number per group of weights.
         perturb: the share of each weight matrix that is drawn anew before a round, for the part of the spread that is
-            due to the random start of a training. Use 0 for a model that was pretrained on other data.
+            due to the random start of a training. Use 0 for a model that was pretrained on other data, such as an
+            adapter.
         groups: which weights share one sigma, as in `Twins`.
         optimizer: a function that makes an optimizer from parameters: the one of the training. By default Adam with a
-            learning rate of 0.001. In each round the rate starts at five times that and falls to 0 along a cosine. If
-            the loss at the end of the first round is far above that of the model, the round is repeated with a third
-            or a ninth of that rate and of `perturb`.
+            learning rate of 0.001. In each round the rate starts at five times that, or at 5/3 with `perturb=0`, and
+            falls to 0 along a cosine. If the loss at the end of the first round is far above that of the model, the
+            round is repeated with a third or a ninth of that rate and of `perturb`.
         batch_size: that of the training.
         bootstrap: a function that makes a `Bootstrap` from a seed. Default: `lambda seed: Bootstrap(len(dataset),
             seed=seed)`.
@@ -144,7 +156,7 @@ def error_bars(
     require_options(error_bars, options)
     require_types(error_bars, locals())
     protocol = complete(Protocol(groups=groups, noise=0.0), FIT, "error_bars")
-    seed = seeds.require_seed(seed)
+    seed, factors = seeds.require_seed(seed), FACTORS if perturb else GENTLE
 
     def begin(number: int, failed: int) -> Round:
         own = seeds.derive(seed, "round", number)
@@ -169,8 +181,8 @@ def error_bars(
             needs_unseen=False,
             **options,
         )
-        perturb_(run.twins, FACTORS[failed] / RESTART * perturb, own)
-        return Round(run, optimizer, epochs, 0.001, FACTORS[failed])
+        perturb_(run.twins, factors[failed] / RESTART * perturb, own)
+        return Round(run, optimizer, epochs, 0.001, factors[failed])
 
     current, members = begin(1, 0), list[dict[str, Tensor]]()
     require_gradient_steps("error_bars", current.stepper)
@@ -212,7 +224,7 @@ def error_bars(
         number, epoch = divmod(done, epochs)
         if epoch == 0 and number > 0:
             current = begin(number + 1, failed)
-        try_gentler, compared = number == 0 and failed + 1 < len(FACTORS), None
+        try_gentler, compared = number == 0 and failed + 1 < len(factors), None
         try:
             train = current.epoch(epoch + 1)
             if done + 1 == epochs:  # the first round tells whether such a restart suits the model
@@ -225,7 +237,7 @@ def error_bars(
             failed, done = failed + 1, 0
             current = begin(1, failed)
             if progress and writes:
-                show_restart(*compared, FACTORS[failed])
+                show_restart(*compared, factors[failed])
             continue
         done += 1
         if compared:
