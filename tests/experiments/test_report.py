@@ -208,10 +208,10 @@ def test_words_of_the_page_are_there_as_markdown_too(page: Path) -> None:
     assert "| part | \\|value\\| |\n|---|---|\n| 0.0 | 0.0 |" in text  # bars that make no columns
 
 
-def test_an_experiment_may_say_in_short_what_came_out(
+def test_an_experiment_may_say_in_words_what_came_out(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(toy, "summary", lambda config, tables: f"<{len(tables)}> table.", raising=False)
+    monkeypatch.setattr(toy, "in_words", lambda config, tables: f"<{len(tables)}> table.", raising=False)
     write_report([load(tmp_path / "first", {"first": toy})], tmp_path)
     assert f"\n\n&lt;1&gt; table.\n\n{toy.QUESTION}\n" in page.with_suffix(".md").read_text()
     assert "<p>&lt;1&gt; table.</p>" in page.read_text()

@@ -121,7 +121,7 @@ def _section(run: Run) -> dict[str, Any]:
     light, dark = (embedded((run.directory / name).read_bytes()) for name in plots.FILES)
     with errors_explained(run):
         numbers, verdicts = experiment.numbers(run.config, run.tables), experiment.verdicts(run.config, run.tables)
-        summary = experiment.summary(run.config, run.tables) if hasattr(experiment, "summary") else ""
+        summary = experiment.in_words(run.config, run.tables) if hasattr(experiment, "in_words") else ""
     return {
         "run": run,
         "title": experiment.TITLE + (f" ({run.config.preset})" if hasattr(run.config, "preset") else ""),

@@ -107,7 +107,7 @@ def test_the_first_sentences_name_the_winners(run: Run) -> None:
     )
     assert in_short(rivals[rivals["method"] != "LoRA"], FIVE)  # a plain adapter is not needed
     assert not in_short(rivals[rivals["method"].str.startswith("error_bars")], FIVE)
-    assert text.summary(SMALL, run.tables).count(" wins in ") + text.summary(SMALL, run.tables).count("No clear") == 3
+    assert text.in_words(SMALL, run.tables).count(" wins in ") + text.in_words(SMALL, run.tables).count("No clear") == 3
 
 
 def test_what_is_missing_is_said_before_anything_runs(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def overall(answers: Iterable[bool | None], partly: float = 1 / 2) -> Status:
 
 
 class Experiment(Protocol):
-    """The names that the module of an experiment has. It may also have `summary(config, tables)`, which returns a
+    """The names that the module of an experiment has. It may also have `in_words(config, tables)`, which returns a
     paragraph for the top of its section."""
 
     TITLE: str

@@ -26,7 +26,7 @@ from .data import FILES
 from .figure import draw
 from .verdicts import in_short, judge
 
-__all__ = ["CAPTION", "QUESTION", "QUICK", "TITLE", "Config", "figure", "numbers", "parts", "summary", "verdicts"]
+__all__ = ["CAPTION", "QUESTION", "QUICK", "TITLE", "Config", "figure", "in_words", "numbers", "parts", "verdicts"]
 
 TITLE = "Fine-tuning a language model on few labels"
 QUESTION = "Does it know when it does not know?"
@@ -176,5 +176,5 @@ def verdicts(config: Config, tables: Tables) -> list[Verdict]:
     return judge(with_cost(tables["runs"]), config)
 
 
-def summary(config: Config, tables: Tables) -> str:
+def in_words(config: Config, tables: Tables) -> str:
     return in_short(with_cost(tables["runs"]), config)
