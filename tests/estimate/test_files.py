@@ -200,7 +200,7 @@ def test_a_disk_that_takes_no_more_is_named_and_the_old_file_stays(saved: Path) 
     assert os.listdir(saved.parent) == [saved.name]
 
 
-@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="a file that is there and cannot be read")
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="only Linux has a file that not even root can read")
 def test_a_file_that_cannot_be_read_is_not_said_to_be_missing() -> None:
     with pytest.raises(OSError, match=r"^can't read '/proc/self/mem': Input/output error\.$"):
         Estimate.load("/proc/self/mem", mlp())
