@@ -1,7 +1,9 @@
+import gc
 import os
 import sys
 from collections.abc import Iterator
 
+import hypothesis  # noqa: F401 - before anything is frozen: it asks the collector who refers to a generator
 import pytest
 import torch
 
@@ -18,6 +20,14 @@ def pytest_runtest_setup() -> None:
     """One thread, in each test and before its fixtures: the tests run in as many processes as there are cores. Trainers
     change it to what suits the machine, and with another number BatchNorm's sums have other bits."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def imports_are_no_garbage() -> None:
+    """Each full collection looks at all that was ever imported, which takes a quarter of a second with Transformers,
+    and trainers ask for many. What is there before a file of tests need not be looked at again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from twinboot.experiments import text as language
 from twinboot.experiments.report import ORDER, TITLE, embedded, help_of, write_page, write_report
 from twinboot.experiments.runner.experiment import Verdict
 from twinboot.experiments.runner.store import carry_out, load
-from twinboot.experiments.seismic import estimates, regimes
+from twinboot.experiments.seismic import estimates, paper, posterior, regimes
 from twinboot.experiments.wells import basins, sweeps
 
 TOY = html.escape(toy.TITLE)  # in Markdown
@@ -140,11 +140,14 @@ def test_the_report_of_the_real_experiments_in_a_browser(tmp_path: Path, monkeyp
     monkeypatch.setattr(basins, "QUICK", basins.Config(size=20, epochs=13, seeds=4))
     short: Any = {"size": 20, "epochs": 13, "rate_steps": (6, 9), "noises": (0.2,), "rates": (0.1,), "batches": (5,)}
     monkeypatch.setattr(sweeps, "QUICK", sweeps.Config(**few, **short))
-    tiny: Any = {"shots": 8, "receivers": 10, "duration": 0.48, "steps": 2, "check": 1, "seeds": 1}
-    monkeypatch.setattr(fwi, "QUICK", fwi.Config(**tiny))
+    tiny: Any = {"shots": 8, "receivers": 10, "duration": 0.48, "steps": 2, "prior_steps": 2, "check": 1, "rounds": 1}
+    monkeypatch.setattr(fwi, "QUICK", fwi.Config(**tiny, seeds=1))
     monkeypatch.setattr(seismic, "QUICK", seismic.Config(rows=64, seeds=2, steps=3, turns=2))
     one: Any = {"rows": (60,), "noise": (0.3,), "beta": (1.0,), "width": (1.0,), "spread": (1.0,)}
     monkeypatch.setattr(regimes, "QUICK", regimes.Config(**one, seeds=2, steps=3))
+    little: Any = {"rounds": 2, "exact_rounds": 2, "mala": 100}
+    monkeypatch.setattr(posterior, "QUICK", posterior.Config(**one, **little, seeds=2, steps=3))
+    monkeypatch.setattr(paper, "QUICK", paper.Config(rows=64, test_rows=64, seeds=2, steps=60))
     monkeypatch.setattr(estimates, "QUICK", estimates.Config(seeds=2, steps=21))
     monkeypatch.setattr(images, "QUICK", images.Config(methods=("hold-out", "twins"), epochs=3, seeds=1, samples=2))
     monkeypatch.setattr(truth, "QUICK", replace(truth.QUICK, methods=("fit", "dropout"), epochs=2, sets=4, scored=2))
