@@ -3,9 +3,10 @@
     .venv/bin/python benchmarks/adapter_truth.py --data DIR --model DIR --page docs/adapter-truth.md
 
 DIR as for `twinboot text`. The training queries of CLINC150 are cut into disjoint sets of ten per intent. The truth is
-the standard deviation of the predicted probabilities over plain adapters, each trained on another set with another
-start. Each method sees one of the sets. About four minutes of one core for each set. A row is a line of
-out/adapter-truth/rows.csv as soon as it is done, and one that is there is not done again.
+the standard deviation of the predicted probabilities over plain adapters, each trained on another set from another
+random start. Each method sees one of the sets. About seven minutes of one core for each set. A row is a line of
+out/adapter-truth/rows.csv as soon as it is done, and one that is there is not done again: after a change of the code,
+delete that file.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ import random
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 import torch
 import transformers
 from torch import Tensor
 
-from twinboot import Bootstrap, Estimate, error_bars
+from twinboot import Bootstrap, error_bars
 from twinboot._core.atomic import replacing
 from twinboot._core.seeds import derive
 from twinboot.experiments.intervals import with_interval
@@ -45,7 +46,7 @@ SETS = 4  # of the 50 queries per intent; the rest are the inputs of the compari
 ROUNDS = 3
 SCORES = {"ratio": "spread ratio", "rank": "rank correlation", "nll": "NLL", "seconds": "core seconds"}
 Row = dict[str, Any]
-Draws = Callable[[Task, Any], Tensor]  # probabilities [draws, inputs, classes], from a task and its plain adapter
+Found = tuple[Tensor, Tensor]  # probabilities [inputs, classes], and their standard deviations
 
 
 def tasks(config: Config) -> list[Task]:
@@ -72,12 +73,13 @@ def tasks(config: Config) -> list[Task]:
     ]
 
 
-def members(task: Task, plain: Any, times: float = 1.0) -> Tensor:
+def around(task: Task, plain: Any, keep: Literal["members", "sigma"] = "members", times: float = 1.0) -> Found:
     estimate = error_bars(
         plain,
         task.x.dataset(task.y),
         rounds=ROUNDS,
         epochs=max(1, round(task.epochs / ROUNDS)),
+        keep=keep,
         perturb=0.0,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, times * task.lr),
         batch_size=text.TRAIN_BATCH,
@@ -85,51 +87,52 @@ def members(task: Task, plain: Any, times: float = 1.0) -> Tensor:
         progress=False,
         collate_fn=collate,
     )
-    assert estimate.members is not None
-    return torch.stack([probs(task, estimate.sample(seed)) for seed in one_seed_each(estimate)])
-
-
-def one_seed_each(estimate: Estimate) -> list[int]:
-    """Seeds with which `sample` gives each of the members."""
-    assert estimate.members is not None
-    found: dict[int, int] = {}
-    for seed in range(1000):
-        found.setdefault(derive(seed, "sample") % len(estimate.members), seed)
-    return list(found.values())
+    predicted = estimate.predict((task.test.hidden, task.test.mask), task.samples)  # or all members, which are fewer
+    return predicted.probs, predicted.std
 
 
 def probs(task: Task, model: Any) -> Tensor:
     return task.logits(model.eval()).softmax(1)
 
 
-def twins(task: Task, plain: Any, **options: Any) -> Tensor:
-    trainer, _ = text._twins(task, options={"bootstrap": Bootstrap(len(task.y), seed=task.seed, **options)})
-    estimate = trainer.estimate()
-    return torch.stack([probs(task, estimate.sample(seed)) for seed in range(task.samples)])
+def twins(task: Task, plain: Any, spread: float = 0.0, **options: Any) -> Found:
+    drawn = Bootstrap(len(task.y), seed=task.seed, **options)
+    trainer, _ = text._twins(task, options={"bootstrap": drawn, "spread": spread})
+    labels = torch.zeros(len(task.test), dtype=torch.long)  # predict leaves them out
+    predicted = trainer.predict(task.test.rows(labels), task.samples)
+    return predicted.probs, predicted.std
 
 
-def dropout(task: Task, plain: Any) -> Tensor:
-    return torch.stack([logits.softmax(1) for logits in text._masked(task, plain)])
+def of(each: Iterable[Tensor]) -> Found:
+    """From the probabilities of some models."""
+    stacked = torch.stack(list(each)).double()
+    return stacked.mean(0), stacked.std(0)
 
 
-def ensemble(task: Task, plain: Any) -> Tensor:
+def dropout(task: Task, plain: Any) -> Found:
+    return of(logits.softmax(1) for logits in text._masked(task, plain))
+
+
+def ensemble(task: Task, plain: Any) -> Found:
     others = [text.train(task, derive(task.seed, "member", k))[0].model for k in range(2)]
-    return torch.stack([probs(task, model) for model in (plain, *others)])
+    return of(probs(task, model) for model in (plain, *others))
 
 
-def bootstrap(task: Task, plain: Any) -> Tensor:
+def bootstrap(task: Task, plain: Any) -> Found:
     found = []
     for k in range(3):
         rows = Bootstrap(len(task.y), seed=derive(task.seed, "sample", k)).indices(0)
         found.append(probs(task, text.train(task.subset(rows), derive(task.seed, "bootstrap", k))[0].model))
-    return torch.stack(found)
+    return of(found)
 
 
-METHODS: dict[str, Draws] = {
-    "error_bars": members,
-    "error_bars, at five times the learning rate": partial(members, times=3.0),
+METHODS: dict[str, Callable[[Task, Any], Found]] = {  # from a task and its plain adapter
+    "error_bars": around,
+    "error_bars, sigma": partial(around, keep="sigma"),
+    "error_bars, at five times the learning rate": partial(around, times=3.0),
     "MC dropout": dropout,
     "twins, sigma of the training": twins,
+    "twins, spread=0.3": partial(twins, spread=0.3),
     "twins, split data": partial(twins, kind="split", cover=True),
     "ensemble of 3": ensemble,
     "three separate trainings on bootstrap samples": bootstrap,
@@ -137,6 +140,9 @@ METHODS: dict[str, Draws] = {
 
 
 def compared(config: Config, names: list[str], done: list[Row]) -> Iterator[Row]:
+    there = {(row["method"], int(row["set"])) for row in done}
+    if not {(name, k) for name in names for k in range(SETS)} - there:
+        return
     with one_thread():
         every = tasks(config)
         plain = [text.train(task, task.seed)[0].model for task in every]
@@ -144,17 +150,17 @@ def compared(config: Config, names: list[str], done: list[Row]) -> Iterator[Row]
         truth = torch.stack([probs(task, model) for task, model in zip(every, plain, strict=True)]).double().var(0)
         for k, task in enumerate(every):
             for name in names:
-                if any(row["method"] == name and int(row["set"]) == k for row in done):
+                if (name, k) in there:
                     continue
                 began = time.process_time()
-                drawn = METHODS[name](task, plain[k]).double()
-                spread = drawn.var(0)
+                mean, std = (found.double() for found in METHODS[name](task, plain[k]))
+                spread = std.square()
                 yield {
                     "method": name,
                     "set": k,
                     "ratio": (spread.mean() / truth.mean()).sqrt().item(),
                     "rank": rank_correlation(spread.gather(1, y)[:, 0].numpy(), truth.gather(1, y)[:, 0].numpy()),
-                    "nll": -drawn.mean(0).gather(1, y).log().mean().item(),
+                    "nll": -mean.gather(1, y).log().mean().item(),
                     "seconds": time.process_time() - began,
                 }
 
@@ -177,11 +183,12 @@ PAGE = """# Error bars of adapters against the truth
 Written by `benchmarks/adapter_truth.py --data DIR --model DIR --page docs/adapter-truth.md`.
 
 LoRA adapters on MiniLM-L6, with {per_intent} queries for each of the 150 intents of CLINC150. The truth is the
-standard deviation of the predicted probabilities over plain adapters that were trained on {sets} disjoint sets, with
-other starts. Each method sees one of the sets. *Spread ratio*: root mean square spread over all queries and intents,
-relative to the truth; 1 is right. *Rank correlation*: of the spread with the truth, for the probability of the right
-intent, over 1,500 other queries. *Core seconds*: beyond the training of the plain adapter. Mean and 95 % interval over
-the sets. {versions}.
+standard deviation of the predicted probabilities over {sets} plain adapters. Each was trained on its own queries, from
+its own random start. Each method sees the queries of one of them. *Spread ratio*: root mean square spread over all
+queries and intents, relative to the truth; 1 is right. *Rank correlation*: of the spread with the truth, for the
+probability of the right intent, over 1,500 other queries. *Core seconds*: of training beyond that of the plain adapter
+and of all predictions. Mean and 95 % interval over the sets. All queries are of the training file, so the NLL is not
+that of [the experiment](results/text.md), whose queries are of the test file. {versions}.
 
 {table}
 """

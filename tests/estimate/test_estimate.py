@@ -2,7 +2,6 @@ import copy
 import math
 import warnings
 from collections import UserDict
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -873,7 +872,7 @@ def test_centered_predictions_do_not_depend_on_what_is_in_memory_at_once(
 ) -> None:
     estimate = centered(through_a_function(), sigma=0.7)
     whole = estimate.predict(X, 6, vectorize=vectorize)
-    monkeypatch.setattr("twinboot.estimate.centered.KEPT", kept)
+    monkeypatch.setattr("twinboot.estimate.centered.MOST_OUTPUTS", kept)
     assert_close(estimate.predict(X, 6, batch_size=2, vectorize=vectorize), whole)
 
 
@@ -891,26 +890,27 @@ class Masked(nn.Module):
 class WithoutTheLeast(nn.Module):
     """The class with the smallest logit is ruled out: not the same one in all draws."""
 
-    def __init__(self) -> None:
+    def __init__(self, logit: float) -> None:
         super().__init__()
-        self.inner = mlp()
+        self.inner, self.logit = mlp(), logit
 
     def forward(self, x: Tensor) -> Tensor:
         logits = self.inner(x)
-        return logits.masked_fill(logits == logits.min(1, keepdim=True).values, -math.inf)
+        return logits.masked_fill(logits == logits.min(1, keepdim=True).values, self.logit)
 
 
-@pytest.mark.parametrize(
-    "make", [partial(Masked, torch.finfo(torch.float32).min), partial(Masked, -math.inf), WithoutTheLeast]
-)
-def test_classes_that_the_model_rules_out_stay_impossible(make: Any) -> None:
-    estimate = centered(make(), sigma=0.5)
+@pytest.mark.parametrize("make", [Masked, WithoutTheLeast])
+@pytest.mark.parametrize("logit", [-math.inf, torch.finfo(torch.float32).min, -1e9, -1e4])
+def test_classes_that_the_model_rules_out_stay_impossible(make: Any, logit: float) -> None:
+    estimate = centered(make(logit), sigma=0.5)
     with torch.no_grad():
         drawn = torch.stack([draw(X).softmax(1) for draw in estimate._models(5, 1.0, seed=2)])
     found = estimate.predict(X, 5, seed=2)
     assert found.probs.isfinite().all()
     torch.testing.assert_close(found.probs.sum(1), torch.ones(len(X)))
     assert ((found.probs == 0) == (drawn == 0).all(0)).all()
+    estimate.module.logit = -math.inf
+    torch.testing.assert_close(estimate.predict(X, 5, seed=2).probs, found.probs)
 
 
 def test_calibration_is_of_the_centered_draws() -> None:
@@ -940,3 +940,6 @@ def test_whether_draws_are_centered_is_saved_and_scores_of_other_draws_are_not_u
     assert_close(again.predict(X, 4), estimate.predict(X, 4))
     again.centered = False
     assert again.predict(X, 4).scores is None
+    again.conformalize(TensorDataset(x, labels), samples=4)
+    del again.scores.settings["centered"]  # as in files of earlier revisions, which had no such draws
+    assert again.predict(X, 4).scores is not None

@@ -70,7 +70,27 @@ def test_a_tiny_spread_is_extrapolated_as_a_square() -> None:
 
 def test_without_sigma_the_scale_stays_1() -> None:
     assert match(lambda scale: 0.0, 1.0) == 1
-    assert match(lambda scale: math.nan, 1.0) == 1
+
+
+@pytest.mark.parametrize(("spread", "target"), [(math.nan, 1.0), (1.0, math.nan), (math.inf, 1.0), (1.0, math.inf)])
+def test_where_predictions_are_not_finite_the_scale_stays_1_and_a_warning_says_so(spread: float, target: float) -> None:
+    with pytest.warns(UserWarning, match="look for bad samples"):
+        assert match(lambda scale: spread * scale, target) == 1
+
+
+def test_empty_batches_do_not_count() -> None:
+    """As a sampler of a user's own may give."""
+    twins = Twins(nn.Linear(4, 3))
+    with torch.no_grad():
+        for p in twins[0].parameters():
+            p.add_(0.3)
+    twins.update()
+    estimates = [twins.estimate(), twins.estimate()]
+    x = torch.randn(50, 4, generator=seeded(9))
+    for estimate, inputs in zip(estimates, ([x], [x[:0], x, x[:0]]), strict=True):
+        estimate.task = "classification"
+        match_spread_(estimate, twins, inputs, seed=0)
+    assert estimates[0].scale == estimates[1].scale != 1
 
 
 def test_what_spreads_are_probabilities_means_or_values() -> None:
@@ -130,7 +150,7 @@ def test_centered_draws_spread_predictions_as_the_twins_do(task: Any) -> None:
 
 def test_the_scale_does_not_depend_on_what_is_in_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def scale(kept: int) -> float:
-        monkeypatch.setattr("twinboot.estimate.spread.KEPT", kept)
+        monkeypatch.setattr("twinboot.estimate.spread.MOST_OUTPUTS", kept)
         with from_seed(6):
             twins = Twins(nn.Sequential(nn.Linear(4, 30), nn.Tanh(), nn.Linear(30, 3)))
         with torch.no_grad():

@@ -462,7 +462,9 @@ def test_a_resumed_run_settles_bit_for_bit(tmp_path: Path, step: int) -> None:
 
 def test_adapters_that_unlearn_their_task_settle_with_a_lower_rate(tmp_path: Path, around: Any) -> None:
     trainer = settled(tmp_path, learning_rate=0.06, num_train_epochs=8)
-    assert len(around) > 1
+    rates = [twins.lr_scheduler.base_lrs[0] / 0.06 for twins in around]
+    assert rates == pytest.approx([5 / 3 / 3**k for k in range(len(rates))])
+    assert len(rates) > 1
     with torch.no_grad():
         rights = [
             (twin.eval()(inputs(sentences())).logits.argmax(1) == trainer.predict(sentences(), 0).labels)

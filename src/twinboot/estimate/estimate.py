@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, SupportsIndex
 
 import torch
@@ -60,8 +60,8 @@ class Estimate(nn.Module):
         scale: multiplies sigma when weights are drawn.
         temperature: divides logits, or multiplies predicted variances. 1, unless `calibrate` finds a better one.
         centered: whether the outputs of draws are shifted, so that their mean is the output of `module`. True where the
-            scale gives draws the spread of twins (`fit(spread=...)`). The spread stays, and predictions are about as
-            good as those of `module`.
+            scale gives draws the spread of twins (`fit(spread=...)`). The spread stays. Values are those of `module`,
+            and class probabilities are less sharp than its own.
         dropout: set it to True to keep the model's dropout layers active in each draw of the weights.
         df_per_weight: degrees of freedom of sigma^2 for each weight of a group: the number of twins minus 1. Intervals
             use it. None counts as infinity.
@@ -166,7 +166,8 @@ class Estimate(nn.Module):
                 Default: `estimate.task`.
             tokenizer: that of a Hugging Face model, which is then told to pad and to truncate; or any function from a
                 list of texts to a mapping of tensors (the model's arguments).
-            batch_size: inputs per forward pass. It bounds the memory used beyond that of the result.
+            batch_size: inputs per forward pass, or fewer where centered draws of so many take much memory. It bounds
+                the memory used beyond that of the result.
             scale: multiplies sigma. Default: `estimate.scale`. Members have none.
             seed: the same seed gives the same draws. Dropout masks also depend on `batch_size`.
             vectorize: run several draws of the weights at once with `torch.func.vmap`, or one after another; results
@@ -191,8 +192,8 @@ class Estimate(nn.Module):
                 stacklevel=2,
             )
         device = self.partition.sigma.device
-        read = chunks_of if tokenizer is None else partial(chunks_of_texts, tokenizer=tokenizer)
-        chunks = read(x, size=batch_size, device=device)
+        reader = chunks_of if tokenizer is None else partial(chunks_of_texts, tokenizer=tokenizer)
+        read = cache(lambda size: reader(x, size=size, device=device))
         draws = self._draws(samples, seed)
         dropout = self.dropout if samples else False
         chain = self._chain([x], scale) if draws and not dropout else None
@@ -200,7 +201,7 @@ class Estimate(nn.Module):
         same = self.scores is not None and {"centered": False, **self.scores.settings} == settings  # early files
         scores = self.scores if same and (vectorize is None or chain is None) else None  # else these are other draws
         with torch.no_grad(), evaluating(self.module), dropping(self.module, dropout, device, seed) as module:
-            predict = partial(self._predict, chunks=chunks, task=task, draws=draws, scale=scale)
+            predict = partial(self._predict, read=read, size=batch_size, task=task, draws=draws, scale=scale)
             runs = partial(self._runs, module, task, self.temperature, draws, scale)
             if vectorize is None and chain is not None:
                 return replace(predict(partial(runs, chain)), scores=scores)
@@ -252,16 +253,26 @@ class Estimate(nn.Module):
         return chain if chain is not None and all(map(chain.takes, inputs)) else None
 
     def _predict(
-        self, runs: Callable[[], Iterator[Run]], chunks: Chunks, task: Task, draws: list[int], scale: float
+        self,
+        runs: Callable[[], Iterator[Run]],
+        read: Callable[[int], Chunks],
+        size: int,
+        task: Task,
+        draws: list[int],
+        scale: float,
     ) -> Prediction:
+        chunks = read(size)
         moments = [Moments(task) for _ in chunks]
         of_module = partial(run_model, self.module, task, self.temperature, {})
-        if self._centers(draws, scale):
+        if self._centers(draws, scale):  # needs all draws of a chunk at once
             centers = [of_module(chunk()) for chunk in chunks]
-            for some in centered.in_parts([len(draws) * own.numel() for own in centers], centered.KEPT):
+            most = len(draws) * max(own.numel() for own in centers)
+            if size > 1 and most > centered.MOST_OUTPUTS:
+                return self._predict(runs, read, max(1, size * centered.MOST_OUTPUTS // most), task, draws, scale)
+            for some in centered.in_parts([len(draws) * own.numel() for own in centers], centered.MOST_OUTPUTS):
                 drawn = [[run(chunk()) for chunk in chunks[some]] for run in runs()]
-                for part, center, *outputs in zip(moments[some], centers[some], *drawn, strict=True):
-                    part.add(centered.around(torch.cat(outputs), center))
+                for part, own, *outputs in zip(moments[some], centers[some], *drawn, strict=True):
+                    part.add(centered.around(torch.cat(outputs), own, task))
         else:
             for run in runs():
                 for part, chunk in zip(moments, chunks, strict=True):
@@ -374,13 +385,16 @@ class Estimate(nn.Module):
                 chain = self._chain(inputs, scale) if draws and not self.dropout else None
                 runs = self._runs(module, task, 1.0, draws, scale, chain)
                 found = torch.cat([of_inputs(run, 1) for run in runs])
-            return centered.around(found, center) if self._centers(draws, scale) else found
+            return centered.around(found, center(), task) if self._centers(draws, scale) else found
+
+        @cache
+        def center() -> Tensor:
+            return of_inputs(partial(run_model, self.module, task, 1.0, {}), 0)
 
         def of_inputs(run: Run, dim: int) -> Tensor:
             return torch.cat([run(copied(x, device)) for x in inputs], dim)  # copies: a model may write into its input
 
         with torch.no_grad(), evaluating(self.module):
-            center = of_inputs(partial(run_model, self.module, task, 1.0, {}), 0)
             of_mean = outputs(0.0)
             if not of_mean.isfinite().all():
                 raise ValueError("the model gives outputs that are not finite for these samples: look for bad ones.")

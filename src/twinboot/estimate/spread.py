@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from .._core.batches import copied
 from .._core.copies import call
 from .._core.seeds import own_randomness
-from .centered import KEPT, around, in_parts
+from .centered import MOST_OUTPUTS, around, in_parts
 from .prediction import Task
 
 if TYPE_CHECKING:
@@ -68,7 +68,14 @@ def match(spread: Callable[[float], float], target: float) -> float:
     def at(place: float) -> float:
         return spread(exact.get(place, math.exp(place)))
 
-    if not at(0.0) > 0:
+    if not (math.isfinite(target) and math.isfinite(at(0.0))):
+        warnings.warn(
+            "the predictions for some samples are not finite, so the spread of the twins is not known, and the scale "
+            "was left at 1: look for bad samples.",
+            stacklevel=2,
+        )
+        return 1.0
+    if at(0.0) == 0:
         return 1.0  # sigma is 0
     below, above = _bounds(at, target, low, high)
     if below <= low and (least := at(low)) >= target:
@@ -124,11 +131,12 @@ def match_spread_(
         if task != "classification":  # a shift of all draws does not change the variance of values
             return spread(map(outputs, estimate._models(DRAWS, scale, seed)))
         squares = 0.0
-        for some in in_parts([DRAWS * own.numel() for own in center], KEPT):
+        for some in in_parts([DRAWS * own.numel() for own in center], MOST_OUTPUTS):
             drawn = zip(*(outputs(draw, some) for draw in estimate._models(DRAWS, scale, seed)), strict=True)
             for mean, own in zip(center[some], drawn, strict=True):
-                shifted = around(torch.stack(own), mean)
-                squares += mean.numel() * variance(values_of(draw, task) for draw in shifted)
+                if mean.numel():  # a batch may be empty
+                    shifted = around(torch.stack(own), mean, task)
+                    squares += mean.numel() * variance(values_of(draw, task) for draw in shifted)
         return squares / sum(own.numel() for own in center)
 
     for twin in (twins := list(twins)):

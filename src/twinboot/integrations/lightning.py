@@ -211,7 +211,7 @@ class TwinModule(pl.LightningModule):
                 of the outputs themselves is matched, such as that of logits.
             inputs: Picks the inputs of the module's `forward` from a batch, as one tensor, a tuple or a mapping. By
                 default all elements of the batch but the last.
-            factor: Multiplies the learning rate.
+            factor: Multiplies the learning rate. For adapters of a pretrained model give 5 / 3, as `TwinTrainer` does.
         """
         if task is not None:
             require_one_of(TASKS, "task", task)

@@ -107,7 +107,7 @@ def error_bars(
         optimizer: a function that makes an optimizer from parameters: the one of the training. By default Adam with a
             learning rate of 0.001. In each round the rate starts at five times that, or at 5/3 with `perturb=0`, and
             falls to 0 along a cosine. If the loss at the end of the first round is far above that of the model, the
-            round is repeated with a third or a ninth of that rate and of `perturb`.
+            round is repeated with a third, then with a ninth of that rate and of `perturb`.
         batch_size: that of the training.
         bootstrap: a function that makes a `Bootstrap` from a seed. Default: `lambda seed: Bootstrap(len(dataset),
             seed=seed)`.

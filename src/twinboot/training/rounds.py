@@ -34,10 +34,9 @@ from .protocol import Protocol
 # point stay too close to it. Tried on Fashion-MNIST with 500 and 4,000 images, before docs/results/truth-fashion.md.
 RESTART = 5.0
 FACTORS = (RESTART, RESTART / 3, RESTART / 9)  # those after the first are tried if the twins become worse models
-# Where no weight is drawn anew, as for models that were pretrained on other data. LoRA adapters on CLINC150, with ten
-# queries per intent, against the spread over four disjoint sets: at 5 times the rate error bars were 1.6 to 1.8 of the
-# truth, with a rank correlation of .64 to .68; at 5/3 they were .88 to .97, with .75 to .77.
-GENTLE = FACTORS[1:]
+# The same for adapters of models that were pretrained on other data, of which no weight is drawn anew: at five times
+# the rate, their error bars are too large (docs/adapter-truth.md).
+GENTLE = tuple(factor / 3 for factor in FACTORS)
 # The share of each weight matrix that is drawn anew before a round of `error_bars`. Without it the spread was 0.7 of
 # the truth in small regressions. Chosen on three sets of each kind of data, before the pages docs/results/truth*.md.
 # `settle` takes half of it: with all of it, `fit` on 500 images had 1.4 times the true spread.

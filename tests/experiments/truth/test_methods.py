@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from twinboot import fit
 from twinboot._core.seeds import seeded
 from twinboot.experiments.truth import config, methods
 from twinboot.experiments.truth.config import Config
@@ -58,6 +59,15 @@ def test_error_bars_and_laplace_keep_the_prediction_of_the_plain_model() -> None
     for name in ("error_bars", "laplace"):
         for own in METHODS[name](task, trained, (2,)).values():
             assert torch.equal(own.point, task.predict(trained.model))
+
+
+@pytest.mark.parametrize("spread", [0.3, 0.0])
+def test_only_draws_with_a_matched_spread_are_centered(spread: float) -> None:
+    task, _ = first()
+    data = TensorDataset(task.x, task.y)
+    estimate = fit(task.network(0.0, 0), data, "regression", epochs=2, spread=spread, progress=False).estimate
+    drawn, point = methods._of_estimate(task, estimate), task.predict(estimate.module)
+    assert torch.allclose(drawn.mean(0), point) == estimate.centered == (spread > 0)
 
 
 def test_the_plain_model_is_the_first_of_an_ensemble_and_small_ones_are_parts_of_large_ones() -> None:
