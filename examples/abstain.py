@@ -54,6 +54,6 @@ for (text, _), which in list(zip(test, sets, strict=True))[:5]:
 
 right = [classes[i] == label for i, (_, label) in zip(prediction.labels.tolist(), test, strict=True)]
 held = [bool(which[classes.index(label)]) for which, (_, label) in zip(sets, test, strict=True)]
-answered = [ok for ok, size in zip(right, sets.sum(1).tolist(), strict=True) if size == 1]
+kept = [ok for ok, size in zip(right, sets.sum(1).tolist(), strict=True) if size == 1]
 print(f"{sum(held) / len(test):.1%} of {len(test)} sets hold the right label; accuracy {sum(right) / len(test):.3f}")
-print(f"answered {len(answered) / len(test):.1%}, accuracy {sum(answered) / max(len(answered), 1):.3f} there")
+print(f"answered {len(kept) / len(test):.1%}" + (f", accuracy {sum(kept) / len(kept):.3f} there" if kept else ""))

@@ -62,7 +62,7 @@ def claims(page: Path) -> list[tuple[str, str]]:
 def test_the_index_of_results_has_every_page_with_its_claims() -> None:
     index = (ROOT / "docs/results.md").read_text()
     pages = {path.name: claims(path) for path in (ROOT / "docs/results").iterdir()}
-    assert sorted(re.findall(r"\]\(results/([^)]*)\)", index)) == sorted(pages)
+    assert set(re.findall(r"\]\(results/([^)]*)\)", index)) == set(pages)
     for section in index.split("\n### ")[1:]:
         section = section.partition("\n## ")[0]
         [name] = re.findall(r"\]\(results/([^)]*)\)", section)

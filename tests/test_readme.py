@@ -407,7 +407,7 @@ def as_range(values: list[float], digits: int) -> str:
 
 @pytest.mark.parametrize("page", [README, "docs/index.md"])
 def test_the_sizes_of_error_bars_are_those_of_the_generated_pages(page: str) -> None:
-    [told] = re.findall(r"\n\| \| images \| .*?\n\n", text(page), re.DOTALL)
+    [told] = re.findall(r"\n\| \| Fashion-MNIST \| .*?\n\n", text(page), re.DOTALL)
     rows = [cells(line) for line in told.strip().splitlines()[2:]]
     assert len(rows) == 5
     for label, *sizes, seconds in rows:

@@ -180,6 +180,8 @@ def test_the_report_of_the_real_experiments_in_a_browser(tmp_path: Path, monkeyp
             ["fwi", 1, 3],
         ]
         expected += [["truth", 1, 3], ["text-toy", 1, 2], ["nist", 3, 3], ["regressions", 2, 2]]
+        assert sections[3][2] in (4, 6)  # whether another method takes as long as twins is up to the clock
+        sections[3][2] = 6
         assert sections == [[*row, fields[str(row[0])]] for row in expected]
         reasons = driver.execute_script(
             "return [...document.querySelectorAll('.config td:last-child')].map(t => t.innerHTML)"

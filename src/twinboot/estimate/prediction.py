@@ -221,7 +221,10 @@ def require_labels(labels: Tensor, output: Tensor) -> Tensor:
     """The labels as int64, if they fit a model's output, with classes along dimension 1."""
     require_tensor("labels", labels)
     if labels.is_floating_point() or labels.is_complex():
-        raise TypeError(f"labels must be integers, not {labels.dtype}.")
+        raise TypeError(
+            f"labels must be integers, not {labels.dtype}: give labels.long(), or if these are values and not classes, "
+            '"regression" for the loss or the task.'
+        )
     if labels.shape != (needed := output.shape[:1] + output.shape[2:]):
         raise ValueError(f"the labels have shape {tuple(labels.shape)}, but the model's output needs {tuple(needed)}.")
     classes = output.shape[1]

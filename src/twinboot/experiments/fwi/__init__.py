@@ -482,9 +482,11 @@ def _draw_errors(axes: Axes, runs: pd.DataFrame) -> None:
             axes.plot(group["error"].mean(), place, "|", color=plots.ink(), ms=16, mew=1.5)
         colour = plots.TWINS[method in ("mean", "centered", "prior")]
         axes.plot(group["error"], [place] * len(group), "o", color=colour, ms=6, alpha=0.8)
-        axes.text(0.02, place - 0.32, METHODS[str(method)], transform=axes.get_yaxis_transform(), fontsize=9)
+        behind = {"facecolor": axes.get_facecolor(), "edgecolor": "none", "pad": 0.8}  # of the line of the start
+        where = axes.get_yaxis_transform()
+        axes.text(0.02, place - 0.32, METHODS[str(method)], transform=where, fontsize=9, bbox=behind)
     start = runs["start"].iloc[0]
-    axes.axvline(start, color=plots.ink(), ls=":", lw=1.2)
+    axes.axvline(start, color=plots.ink(), ls=":", lw=1.2, zorder=1)
     axes.text(start, place + 0.45, "start ", ha="right", fontsize=9)
     axes.set(ylim=(place + 0.6, -0.8), yticks=[], xlabel="rms error, m/s", title="Error by method")
     axes.margins(x=0.08)

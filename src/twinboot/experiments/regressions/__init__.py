@@ -182,7 +182,8 @@ def coverage(runs: pd.DataFrame) -> pd.DataFrame:
 def figure(config: Config, tables: Tables) -> Figure:
     found, held = summary(tables["runs"]), coverage(tables["runs"])
     places = {(row.n, row.task): place for place, row in enumerate(held.itertuples())}
-    drawn = Figure(figsize=(12, max(4.4, 2.2 + 0.36 * len(places))), layout="constrained")
+    height = max(4.4, 2.2 + 0.36 * len(places))
+    drawn = Figure(figsize=(12, height), layout="constrained")
     ratios, covered = drawn.subplots(1, 2, sharey=True)
     where = [places[key] for key in zip(found["n"], found["task"], strict=True)]
     dots = (("se", "twins", 0.14), ("robust_se", "statsmodels", -0.14), ("closed", "closed form, large samples", 0.0))
@@ -199,10 +200,10 @@ def figure(config: Config, tables: Tables) -> Figure:
         covered.errorbar(100 * held[way], heights, xerr=error, fmt="o", ms=4, lw=1.2, color=colour, label=label)
     covered.axvline(100 * LEVEL, color=plots.ink(), lw=1)
     covered.axvspan(100 * (LEVEL - NEAR), 100 * (LEVEL + NEAR), color=plots.ink(), alpha=0.08, lw=0)
-    covered.set(title=f"Coverage of {LEVEL:.0%} intervals", xlabel="%")
+    covered.set(title=f"Coverage of {LEVEL:.0%} intervals", xlabel="%", xlim=(None, min(100.5, covered.get_xlim()[1])))
     for axes in (ratios, covered):
         axes.grid(axis="x", alpha=0.5)
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.1), ncols=2)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.5 / (height - 1.9)), ncols=2)
     return drawn
 
 

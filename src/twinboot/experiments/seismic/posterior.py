@@ -517,7 +517,7 @@ def _draw_errors(axes: Axes, errors: pd.DataFrame) -> None:
     axes.set(xscale="log", yscale="log", xlabel="that of Tikhonov, oracle's weight", ylabel="mean square error of v")
     axes.set_title("Error of the field, each task")
     axes.grid(alpha=0.6)
-    axes.legend(loc="upper left", fontsize="medium")
+    axes.legend(loc="lower right", fontsize="medium")
 
 
 def _draw_exact(axes: Axes, cells: pd.DataFrame) -> None:
@@ -534,4 +534,4 @@ def _draw_exact(axes: Axes, cells: pd.DataFrame) -> None:
     axes.minorticks_off()
     axes.set_title("Sigma against the exact posterior, each cell")
     axes.grid(alpha=0.6)
-    axes.legend(loc="upper left", fontsize="medium")
+    axes.legend(loc="lower right", fontsize="medium")

@@ -15,10 +15,10 @@ TWICE = 2.1  # with a margin for the clock
 FEW = 5  # with fewer seeds, an interval over them says little
 BETTER = {"nll": -1, "ece": -1, "ood_entropy": 1}  # score -> the sign of an improvement
 NAMES = {"nll": "NLL", "ece": "ECE", "ood_entropy": "AUROC"}
-ASKED = {  # score -> what it is asked for, in a sentence
-    "nll": "likelihood (NLL, lower is better)",
-    "ece": "calibration (ECE, lower is better)",
-    "ood_entropy": "detection of queries out of scope (AUROC, higher is better)",
+ASKED = {
+    "nll": "Likelihood (NLL, lower is better)",
+    "ece": "Calibration (ECE, lower is better)",
+    "ood_entropy": "Detection of queries out of scope (AUROC, higher is better)",
 }
 
 
@@ -33,9 +33,9 @@ def in_short(runs: pd.DataFrame, config: Config) -> str:
         means = wide[score].mean() * BETTER[score]
         mine, rival = str(means[ours].idxmax()), str(means[others].idxmax())
         answer, _ = _better(wide, score, mine, rival)
-        winner = ("A rival wins", "No clear winner", "Twin-Boot wins")[answer + 1]
-        shown = [f"{row} has {wide[score][row].mean():.3f} at {_cost(wide, row)}" for row in (rival, mine)]
-        said.append(f"{winner} in {asked}: {shown[0]}, and {shown[1]}.")
+        winner = ("a rival wins", "no clear winner", "Twin-Boot wins")[answer + 1]
+        shown = [f"“{row}” has {wide[score][row].mean():.3f} at {_cost(wide, row)}" for row in (rival, mine)]
+        said.append(f"{asked}: {winner}. {shown[0]}, {shown[1]}.")
     return " ".join(said)
 
 
