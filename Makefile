@@ -41,8 +41,8 @@ cifar10 cifar10-all ablations: export MALLOC_TRIM_THRESHOLD_ = 4294967296
 cifar10: .venv/ready
 	$(BIN)/twinboot images --preset cifar10-5k --data $(DATA) --jobs 2 --out out/full
 	$(BIN)/twinboot report out/full --page docs/results
-	$(BIN)/twinboot images --preset cifar10-5k --data $(DATA) --methods twins:spread=0.3 --jobs 2 --out out/spread
-	$(BIN)/twinboot report out/spread --page docs/results --prefix spread- --title "CIFAR-10 with a matched spread"
+	$(BIN)/twinboot images --preset cifar10-5k --data $(DATA) --methods twins:spread=0.3 --jobs 2 --out out/spread-images
+	$(BIN)/twinboot report out/spread-images --page docs/results --prefix spread- --title "CIFAR-10 with a matched spread"
 
 # All 50,000 images: a network of a quarter of the width for 24 epochs, about two hours.
 cifar10-all: .venv/ready

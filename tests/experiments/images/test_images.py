@@ -19,7 +19,7 @@ from twinboot.experiments.images.config import PRESETS
 from twinboot.experiments.images.methods import METHODS
 from twinboot.experiments.images.run import TURNS, chosen, parts, ratios
 from twinboot.experiments.images.single import Problem, Trained
-from twinboot.experiments.images.twins import Recipe
+from twinboot.experiments.images.twins import TRAINED, Recipe
 from twinboot.experiments.images.verdicts import BASE, DRAWS, OURS, OURS_BOTH
 from twinboot.experiments.report import help_of
 from twinboot.experiments.runner.experiment import UnavailableError
@@ -236,6 +236,15 @@ def test_changed_settings_are_compared_on_the_same_seeds(apart: tuple[float, flo
     assert table[""].tolist() == [DRAWS]
     assert table["NLL"].item().startswith(f"{sum(apart) / 2:+.3f} ± ")
     assert table["lower with"].item() == f"{sum(change < 0 for change in apart)} of 2 seeds"
+
+
+def test_a_matched_spread_is_compared_with_the_sigma_of_the_training_on_the_same_seeds() -> None:
+    tables = with_values(OURS, nll=(0.6, 0.8))
+    trained = tables["rows"][tables["rows"]["row"] == OURS].assign(row=OURS + TRAINED, nll=0.5)
+    tables["rows"] = pd.concat([tables["rows"], trained])
+    [found] = [t for title, t in images.numbers(SMALL, tables).items() if title.startswith("Draws with a matched")]
+    assert found[""].tolist() == [OURS]
+    assert found["NLL"].item() == "+0.200 ± 1.271"  # Student's t with one degree of freedom, times 0.1
 
 
 def test_changed_settings_are_told_where_no_test_image_judged_them_and_there_is_something_to_compare() -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ..intervals import interval, with_error
+from ..intervals import interval, with_error, with_interval
 from ..runner.experiment import Tables
 from .config import PRESETS, Config
 from .figure import draw
 from .run import SPARE, chosen, parts, ratios, timed
+from .twins import TRAINED
 from .verdicts import BASE, COLUMNS, HIGHER, OURS, OURS_BOTH, SIGNED, ahead, better, time_of_each, verdicts
 
 TITLE = "Images: networks that know when they are wrong"
@@ -67,6 +68,7 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
     seconds = tables["turns"].groupby("kind")["seconds"].median()
     return {
         title: pd.DataFrame(lines).fillna(""),
+        **_matched(wide),
         **(_changed(rows, wide["nll"]) if config.spare else {}),
         f"Time of an epoch of {timed(config)} images, in turns: median (least to most)": pd.DataFrame(
             {
@@ -76,6 +78,20 @@ def numbers(config: Config, tables: Tables) -> dict[str, pd.DataFrame]:
             }
         ),
     }
+
+
+def _matched(wide: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """What a matched spread does to predictions: against the same twins with the sigma of their training."""
+    lines = []
+    for trained in [row for row in wide["nll"] if row.endswith(TRAINED)]:
+        row = trained.removesuffix(TRAINED)
+        changes = {
+            COLUMNS[column]: with_interval(wide[column][row] - wide[column][trained], SIGNED)
+            for column in ("accuracy", "nll", "ece")
+        }
+        lines.append({"": row, **changes})
+    title = "Draws with a matched spread minus draws with the sigma of the training, seed by seed: 95 % interval"
+    return {title: pd.DataFrame(lines)} if lines else {}
 
 
 def _changed(rows: pd.DataFrame, nll: pd.DataFrame) -> dict[str, pd.DataFrame]:

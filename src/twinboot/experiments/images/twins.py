@@ -25,6 +25,7 @@ from ..runner import sealed
 from ..runner.experiment import Tick
 from .single import SHOWN, Predict, Problem, Trained, accuracy_and_loss, adam, by_one_model
 
+TRAINED = ", sigma of the training"  # the row of twins whose spread is not matched, after the name of the one that is
 FIRST = 10  # steps before the first early reset
 # Smallest and largest value of each setting that is a number.
 BOUNDS: dict[str, tuple[float, float]] = {"noise": (0, 100), "pooled": (0, 0.99), "scale": (0, 100), "reset": (1, 1000)}
@@ -185,7 +186,7 @@ def train(problem: Problem, scratch: Path, tick: Tick, *, row: str, recipe: Reci
     rows, best = {row: _by_draws(end, problem), f"{row}, mean": by_one_model(end.module)}, result.estimate
     if recipe.spread:
         best, seconds = _settled(problem, recipe, scratch, epochs)
-        rows |= {f"{row}, sigma of the training": rows[row], row: _by_draws(best, problem)}
+        rows |= {f"{row}{TRAINED}": rows[row], row: _by_draws(best, problem)}
         took[row] = 1 + seconds / (fmean(result.history["seconds"]) * problem.epochs)
     if sooner < later:
         longer = f"{row}, {recipe.longer} times as long"
