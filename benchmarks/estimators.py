@@ -4,8 +4,9 @@ output, and without.
     .venv/bin/python benchmarks/estimators.py spread --data FILE.npz --page docs/spread.md     (needs the extra sklearn)
     .venv/bin/python benchmarks/estimators.py local --data FILE.npz --page docs/local.md
 
-FILE is what `twinboot uci` takes (`twinboot.experiments.uci.data`). Some twenty minutes of one core. Each fit is a line
-of out/spread/fits.csv or out/local/fits.csv as soon as it is done, and one that is there is not done again.
+FILE is what `twinboot uci` takes (`twinboot.experiments.uci.data`). Some twenty minutes of one core. With
+`--images DIR`, the official files of CIFAR-10, 5,000 of its images are rows of a table, too. Each fit is a line of
+out/spread/fits.csv or out/local/fits.csv as soon as it is done, and one that is there is not done again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from sklearn.model_selection import StratifiedShuffleSplit
 
 from twinboot import Protocol, metrics
 from twinboot._core.atomic import replacing
+from twinboot.experiments.datasets import load
 from twinboot.experiments.uci.data import read
 from twinboot.integrations.sklearn import TwinBootClassifier, TwinBootRegressor
 
@@ -37,6 +40,7 @@ LEVEL = 0.9
 TABLES = ("bostonHousing", "concrete", "energy", "wine-quality-red", "yacht")  # the small ones of `twinboot uci`
 CLASSES = ("iris", "wine", "breast_cancer", "digits")  # they come with scikit-learn
 TEST = 0.25  # share of the rows of a set of classes
+IMAGES = 5000  # of CIFAR-10 to train on, others for each split, and as many to test by
 ORDER = ("RMSE", "error", "NLL", "ECE", "coverage", "width", "spread", "core seconds")  # of the columns
 Arrays = tuple[NDArray[np.float64], NDArray[np.float64]]
 Split = tuple[Arrays, Arrays]  # to train on, and to test by
@@ -123,6 +127,18 @@ def classes(splits: int) -> Iterator[tuple[str, list[Split]]]:
         yield name, [((x[train], y[train]), (x[test], y[test])) for train, test in parts]
 
 
+def pictures(directory: str, splits: int) -> Iterator[tuple[str, list[Split]]]:
+    """The pixels of an image are a row: for a network of linear layers alone."""
+    images = load("cifar10", directory)
+
+    def part(x: torch.Tensor, y: torch.Tensor, start: int) -> Arrays:
+        return x[start : start + IMAGES].flatten(1).double().numpy() / 255, y[start : start + IMAGES].numpy()
+
+    test = part(images.test_x, images.test_y, 0)
+    starts = range(0, splits * IMAGES, IMAGES)
+    yield "CIFAR-10, pixels", [(part(images.train_x, images.train_y, start), test) for start in starts]
+
+
 def compared(
     score: Score, sets: Iterator[tuple[str, list[Split]]], comparison: Comparison, done: Done, only_stored: bool
 ) -> str:
@@ -179,6 +195,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("setting", choices=COMPARISONS, help="what to compare with and without")
     parser.add_argument("--data", required=True, metavar="FILE", help="the sets with their splits, as `twinboot uci`")
+    parser.add_argument("--images", metavar="DIR", help="the official files of CIFAR-10")
     parser.add_argument("--splits", type=int, default=10, help="of each set (default: %(default)s)")
     parser.add_argument("--stored", action="store_true", help="fit nothing: show the splits that are done")
     parser.add_argument("--page", type=Path, help="write the tables to this file")
@@ -187,14 +204,15 @@ def main() -> None:
     comparison = COMPARISONS[options.setting]
     done, (without, with_it) = read_fits(comparison.results), comparison.settings
     numbers = compared(regression, tables(options.data, options.splits), comparison, done, options.stored)
-    labels = compared(classification, classes(options.splits), comparison, done, options.stored)
+    sets = [classes(options.splits)] + ([pictures(options.images, min(options.splits, 5))] if options.images else [])
+    labels = compared(classification, chain(*sets), comparison, done, options.stored)
     versions = f"PyTorch {torch.__version__}, scikit-learn {sklearn.__version__}, Python {platform.python_version()}."
     page = PAGE.format(
         title=comparison.title,
         name=comparison.name,
         without=without,
         with_it=with_it,
-        splits=options.splits,
+        flags=f"--splits {options.splits}" + " --images DIR" * bool(options.images),
         versions=versions,
         numbers=numbers,
         labels=labels,
@@ -207,7 +225,7 @@ def main() -> None:
 
 PAGE = """# {title}
 
-Written by `benchmarks/estimators.py {name} --data FILE.npz --splits {splits} --page docs/{name}.md`: the estimators
+Written by `benchmarks/estimators.py {name} --data FILE.npz {flags} --page docs/{name}.md`: the estimators
 with their default settings, but with `{without}` and `{with_it}`. A cell has the mean over the splits with the first,
 and the change with the second and its 95 % interval. *Spread* is the root mean square standard deviation over draws of
 the weights. {versions}
