@@ -16,7 +16,5 @@ DONE = re.compile(
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     done = {found.span() for part in DONE.finditer(content) for found in PICTURE.finditer(content, *part.span())}
-    return PICTURE.sub(
-        lambda found: found[0] if found.span() in done else f'<a class="figure" href="{found[1]}">{found[0]}</a>',
-        content,
-    )
+    link = '<a class="figure" title="Click for the full size" href="{}">{}</a>'
+    return PICTURE.sub(lambda found: found[0] if found.span() in done else link.format(found[1], found[0]), content)
