@@ -1,6 +1,6 @@
 """Deblur a picture through an operator of your own, and see where not to trust it.
 
-python examples/deblur.py [FILE.png] (needs the extra plots; writes deblur.png)
+python examples/deblur.py [FILE.png] (needs the extra plots; writes deblur.png by default)
 """
 
 import sys

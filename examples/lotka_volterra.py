@@ -3,7 +3,7 @@
     hare' = a hare - b hare lynx
     lynx' = c hare lynx - d lynx
 
-python examples/lotka_volterra.py [FILE.png] (needs the extra plots; writes lotka_volterra.png)
+python examples/lotka_volterra.py [FILE.png] (needs the extra plots; writes lotka_volterra.png by default)
 
 The data are pelts, in thousands, that the Hudson's Bay Company collected. Years are not independent of each other: the
 model misses some of them for the same reason. So blocks of neighbouring years are drawn together.

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from twinboot import Blocks, Estimate, Prediction, Twins, fit
 from twinboot._core.seeds import derive
 from twinboot._core.seeds import seeded as from_seed
+from twinboot.estimate.centered import around
 from twinboot.estimate.prediction import TASKS
 from twinboot.estimate.student import half_width
 
@@ -874,6 +875,17 @@ def test_centered_predictions_do_not_depend_on_what_is_in_memory_at_once(
     whole = estimate.predict(X, 6, vectorize=vectorize)
     monkeypatch.setattr("twinboot.estimate.centered.MOST_OUTPUTS", kept)
     assert_close(estimate.predict(X, 6, batch_size=2, vectorize=vectorize), whole)
+
+
+def test_few_outputs_of_centered_draws_are_in_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    estimate, shifted, seen = centered(through_a_function(), sigma=0.7), around, list[torch.Size]()
+    monkeypatch.setattr("twinboot.estimate.centered.around", lambda d, *args: seen.append(d.shape) or shifted(d, *args))
+    for most in (100, 1):
+        monkeypatch.setattr("twinboot.estimate.centered.MOST_OUTPUTS", most)
+        found = estimate.predict(X, 6)
+        assert found.probs.shape[0] == sum(inputs for _, inputs, _ in seen) == len(X)
+        assert all(own.numel() <= most or own[1] == 1 for own in seen)
+        seen.clear()
 
 
 class Masked(nn.Module):

@@ -78,6 +78,12 @@ def test_where_predictions_are_not_finite_the_scale_stays_1_and_a_warning_says_s
         assert match(lambda scale: spread * scale, target) == 1
 
 
+@pytest.mark.parametrize("beyond", [math.inf, math.nan])
+def test_draws_that_overflow_get_a_smaller_scale(beyond: float) -> None:
+    found = match(lambda scale: 4 * scale**2 if scale < 0.9 else beyond, 1.0)
+    assert abs(math.log(found / 0.5)) < PRECISION
+
+
 def test_empty_batches_do_not_count() -> None:
     """As a sampler of a user's own may give."""
     twins = Twins(nn.Linear(4, 3))

@@ -68,7 +68,7 @@ def match(spread: Callable[[float], float], target: float) -> float:
     def at(place: float) -> float:
         return spread(exact.get(place, math.exp(place)))
 
-    if not (math.isfinite(target) and math.isfinite(at(0.0))):
+    if not math.isfinite(target) or not any(map(math.isfinite, (at(0.0), at(low)))):
         warnings.warn(
             "the predictions for some samples are not finite, so the spread of the twins is not known, and the scale "
             "was left at 1: look for bad samples.",

@@ -96,10 +96,10 @@ def error_bars(
         dataset, loss: the training data and the loss of the training, as in `fit`. The rows with which a Trainer of
             Hugging Face trained will do, with its collator: `collate_fn=DataCollatorWithPadding(tokenizer)`.
         rounds: how often two twins start from the model, with new bootstrap samples. Each round gives two members.
-        epochs: passes over the data in a round: about a third of the epochs of the training. Three rounds then take
-            about as long as the training did.
-        keep: `"members"` keeps the twins of each round: `2 * rounds` times the trainable weights. They say best where
-            predictions are uncertain. `"sigma"` keeps one number per group of weights.
+        epochs: passes over the data in a round: about a third of the epochs of the training. Three rounds then read
+            1.26 times the samples that the training read.
+        keep: `"members"` keeps the twins of each round: `2 * rounds` times the trainable weights. They mostly say best
+            where predictions are uncertain. `"sigma"` keeps one number per group of weights.
         perturb: the share of each weight matrix that is drawn anew before a round, for the part of the spread that is
             due to the random start of a training. Use 0 for a model that was pretrained on other data, such as an
             adapter.

@@ -33,7 +33,7 @@ QUESTION = "Does a classifier of texts know when it does not know?"
 CAPTION = (
     "Adapters (LoRA) on a pretrained encoder, trained on a few queries of each intent. Each line is a method: the mean "
     "over seeds, with 95 % intervals. The cheapest is at the top; time is that of one core, relative to a plain "
-    "adapter (LoRA). Blue and orange: Twin-Boot."
+    "adapter (LoRA). Blue and orange: Twin-Boot. A number with an arrow is off the scale."
 )
 QUICK = Config(
     preset="toy",
