@@ -97,7 +97,7 @@ truth: .venv/ready
 	$(BIN)/twinboot report out/rivals-4000 --page docs/results --prefix rivals-4000- \
 		--title "Ensembles, the bootstrap, IVON and SWAG against the truth (Fashion-MNIST, 4,000 images)"
 	$(BIN)/twinboot truth --preset cifar10 --data $(DATA) --methods fit error_bars dropout ensemble ivon laplace \
-		--scored 3 --members 2 --jobs 2 --out out/full
+		--members 2 --jobs 2 --out out/full
 	$(BIN)/twinboot report out/full --page docs/results
 
 # Adapters on a language model with few labels: make text DATA=DIR, with clinc150_small.json, banking77_train.csv and
