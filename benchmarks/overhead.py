@@ -1,6 +1,6 @@
 """What Twin-Boot costs: plain steps, twin steps and epochs, interleaved in one process.
 
-    make bench                                          all models, into docs/overhead.md; 20 minutes on 2 cores
+    make bench                                          all models, into docs/overhead.md; five minutes on 2 cores
     .venv/bin/python benchmarks/overhead.py mlp         one of: mlp, mlp-wide, vgg16-quarter, vgg16
 
 Every quantity is measured once per round, in an order that is shuffled anew, and the two epochs take turns step by
@@ -425,6 +425,11 @@ Written by `make bench` (`benchmarks/overhead.py`): plain Adam steps, twin steps
 - What matters is how much a step does with each weight. Convolutions use a weight many times, so noise and sigma are a
   few per cent. A fully connected layer uses it once per sample: at batch 64 the noise, drawn on one CPU core, can cost
   as much as a plain step. In a very small network it is the fixed cost of a block and of sigma that shows.
+- *Why targets are missed.* In the small network, two plain steps alone take longer than the target for a step of the
+  twins. In the wide one, each twin still multiplies by weights of its own. An epoch of a convolutional network cannot
+  take less than 1.264 times the step of its twins over two plain steps, and noise, sigma and restoring the weights are
+  a tenth of that step. Eight draws of it are eight forward passes. Memory: the gradients of both twins are held at
+  once, and a clean copy of the weights; for two models one after the other it is the gradients of one.
 """
 
 if __name__ == "__main__":
