@@ -217,8 +217,12 @@ def test_an_experiment_may_say_in_words_what_came_out(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(toy, "in_words", lambda config, tables: f"<{len(tables)}> table.", raising=False)
-    write_report([load(tmp_path / "first", {"first": toy})], tmp_path)
-    assert f"\n\n&lt;1&gt; table.\n\n{toy.QUESTION}\n" in page.with_suffix(".md").read_text()
+    first = load(tmp_path / "first", {"first": toy})
+    write_report([first, first], tmp_path)
+    assert page.with_suffix(".md").read_text().count(f"\n\n&lt;1&gt; table.\n\n{toy.QUESTION}\n") == 2
+    write_report([first], tmp_path)
+    title, said, _ = page.with_suffix(".md").read_text().split("\n\n", 2)  # the first sentence of a page
+    assert (title[0], said) == ("#", "&lt;1&gt; table.")
     assert "<p>&lt;1&gt; table.</p>" in page.read_text()
 
 
