@@ -888,6 +888,15 @@ def test_few_outputs_of_centered_draws_are_in_memory_at_once(monkeypatch: pytest
         seen.clear()
 
 
+def test_chunks_are_drawn_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    estimate, parts = centered(through_a_function(), sigma=0.7), list[int]()
+    runs = estimate._runs
+    monkeypatch.setattr(estimate, "_runs", lambda *args, **options: parts.append(1) or runs(*args, **options))
+    monkeypatch.setattr("twinboot.estimate.centered.MOST_OUTPUTS", 1)
+    estimate.predict(X, 6, batch_size=1, vectorize=False)
+    assert len(parts) == len(X)
+
+
 class Masked(nn.Module):
     """One class is ruled out."""
 
@@ -913,8 +922,10 @@ class WithoutTheLeast(nn.Module):
 
 @pytest.mark.parametrize("make", [Masked, WithoutTheLeast])
 @pytest.mark.parametrize("logit", [-math.inf, torch.finfo(torch.float32).min, -1e9, -1e4])
-def test_classes_that_the_model_rules_out_stay_impossible(make: Any, logit: float) -> None:
+@pytest.mark.parametrize("temperature", [1.0, 20.0])
+def test_classes_that_the_model_rules_out_stay_impossible(make: Any, logit: float, temperature: float) -> None:
     estimate = centered(make(logit), sigma=0.5)
+    estimate.temperature = temperature
     with torch.no_grad():
         drawn = torch.stack([draw(X).softmax(1) for draw in estimate._models(5, 1.0, seed=2)])
     found = estimate.predict(X, 5, seed=2)

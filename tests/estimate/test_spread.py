@@ -156,7 +156,7 @@ def test_centered_draws_spread_predictions_as_the_twins_do(task: Any) -> None:
 
 def test_the_scale_does_not_depend_on_what_is_in_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def scale(kept: int) -> float:
-        monkeypatch.setattr("twinboot.estimate.spread.MOST_OUTPUTS", kept)
+        monkeypatch.setattr("twinboot.estimate.centered.MOST_OUTPUTS", kept)
         with from_seed(6):
             twins = Twins(nn.Sequential(nn.Linear(4, 30), nn.Tanh(), nn.Linear(30, 3)))
         with torch.no_grad():

@@ -20,6 +20,7 @@ from twinboot.training.epoch import Training
 from twinboot.training.protocol import FIT, Protocol, complete
 from twinboot.training.rounds import (
     FAR,
+    GENTLE,
     LOWER,
     NATS,
     RESTART,
@@ -152,6 +153,10 @@ def test_a_rate_that_diverges_is_followed_by_smaller_ones(times: int, monkeypatc
     assert (found["sigma"] > 0).all()
     if expected is not None:
         assert_same_bits(found["sigma"], expected["sigma"])
+
+
+def test_adapters_have_as_many_attempts_each_at_a_third_of_the_rate() -> None:
+    assert pytest.approx([5 / 3, 5 / 9, 5 / 27]) == GENTLE
 
 
 def test_where_every_rate_diverges_sigma_of_the_training_stays_and_a_warning_says_so() -> None:

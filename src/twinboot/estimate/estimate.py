@@ -269,10 +269,10 @@ class Estimate(nn.Module):
             most = len(draws) * max(own.numel() for own in centers)
             if size > 1 and most > centered.MOST_OUTPUTS:
                 return self._predict(runs, read, max(1, size * centered.MOST_OUTPUTS // most), task, draws, scale)
-            for some in centered.in_parts([len(draws) * own.numel() for own in centers], centered.MOST_OUTPUTS):
+            for some in centered.in_parts([len(draws) * own.numel() for own in centers]):
                 drawn = [[run(chunk()) for chunk in chunks[some]] for run in runs()]
                 for part, own, *outputs in zip(moments[some], centers[some], *drawn, strict=True):
-                    part.add(centered.around(torch.cat(outputs), own, task))
+                    part.add(centered.around(torch.cat(outputs), own, task, self.temperature))
         else:
             for run in runs():
                 for part, chunk in zip(moments, chunks, strict=True):

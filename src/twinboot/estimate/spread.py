@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from .._core.batches import copied
 from .._core.copies import call
 from .._core.seeds import own_randomness
-from .centered import MOST_OUTPUTS, around, in_parts
+from .centered import around, in_parts
 from .prediction import Task
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def match_spread_(
         if task != "classification":  # a shift of all draws does not change the variance of values
             return spread(map(outputs, estimate._models(DRAWS, scale, seed)))
         squares = 0.0
-        for some in in_parts([DRAWS * own.numel() for own in center], MOST_OUTPUTS):
+        for some in in_parts([DRAWS * own.numel() for own in center]):
             drawn = zip(*(outputs(draw, some) for draw in estimate._models(DRAWS, scale, seed)), strict=True)
             for mean, own in zip(center[some], drawn, strict=True):
                 if mean.numel():  # a batch may be empty

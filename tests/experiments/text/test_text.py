@@ -63,6 +63,8 @@ def test_numbers_verdicts_and_figure_show_every_method(run: Run) -> None:
     for axes, methods in zip(drawn.axes[::3], (ALL, FEW), strict=True):
         named = [label.get_text().rpartition("  ")[0] for label in axes.get_yticklabels()]
         assert sorted(named) == sorted(methods)
+        costs = [float(label.get_text().rpartition("  ")[2]) for label in axes.get_yticklabels()]
+        assert costs == sorted(costs)
 
 
 def test_a_plain_adapter_costs_one(run: Run) -> None:
