@@ -426,10 +426,11 @@ Written by `make bench` (`benchmarks/overhead.py`): plain Adam steps, twin steps
   few per cent. A fully connected layer uses it once per sample: at batch 64 the noise, drawn on one CPU core, can cost
   as much as a plain step. In a very small network it is the fixed cost of a block and of sigma that shows.
 - *Why targets are missed.* In the small network, two plain steps alone take longer than the target for a step of the
-  twins. In the wide one, each twin still multiplies by weights of its own. An epoch of a convolutional network cannot
-  take less than 1.264 times the step of its twins over two plain steps, and noise, sigma and restoring the weights are
-  a tenth of that step. Eight draws of it are eight forward passes. Memory: the gradients of both twins are held at
-  once, and a clean copy of the weights; for two models one after the other it is the gradients of one.
+  twins. In the wide one, each twin still multiplies by weights of its own. An epoch of the twins reads 1.264 times
+  the samples of a plain one, so if their step takes 1.1 times as long as two plain steps, the epoch takes at least
+  1.264 x 1.1 = 1.39 plain ones. Eight draws of a convolutional network are eight forward passes. Memory: the gradients
+  of both twins are held at once, and a clean copy of the weights; for two models one after the other it is the
+  gradients of one.
 """
 
 if __name__ == "__main__":
